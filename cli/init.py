@@ -1,0 +1,42 @@
+"""`cairn init`: create a store."""
+
+import os
+from pathlib import Path
+
+import click
+
+from cairn.cli.output import emit, emit_json, note, safe
+from cairn.core.errors import NotAllowed
+
+
+@click.command()
+@click.argument("location", default=".", metavar="[DIR|URL]")
+@click.option("--passphrase", "by_passphrase", is_flag=True, help="Protect by CAIRN_PASSPHRASE, or one asked for.")
+@click.option("--key-file", type=click.Path(path_type=Path), metavar="FILE", help="Where to write the key file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(location: str, by_passphrase: bool, key_file: Path | None, as_json: bool) -> None:
+    """Create a store in DIR/.cairn (default: here), or at a file:// URL."""
+    from cairn.core.settings import Settings
+    from cairn.workspace.stores import create_store
+
+    passphrase = None
+    if by_passphrase:
+        passphrase = Settings.from_environment().passphrase or _new_passphrase()
+    opened, written = create_store(location, key_file=key_file, passphrase=passphrase)
+    if as_json:
+        ids = {"store": opened.store.hex(), "tenant": opened.tenant.hex()}
+        emit_json({**ids, "location": opened.backend.url, "key_file": str(written) if written else None})
+        return
+    emit(f"created store {opened.store.hex()} in {safe(opened.backend.url)}")
+    if written is None:
+        note("Its key is sealed by the passphrase and lies in the store. Nobody can restore a lost passphrase.")
+    else:
+        note(f"Its key lies in {safe(str(written))}: copy it to a safe place.")
+        note("Without that file nobody can read the store; with it, anybody who has the store can.")
+
+
+def _new_passphrase() -> str:
+    if not os.isatty(0):
+        raise NotAllowed("no passphrase", hint="set CAIRN_PASSPHRASE, or run where it can be asked for")
+    answer: str = click.prompt("New passphrase", hide_input=True, confirmation_prompt=True, err=True)
+    return answer

@@ -1,0 +1,56 @@
+"""`cairn log`: the history of a branch."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cairn.cli.opening import open_registry, store_options
+from cairn.cli.output import emit, emit_json, safe, when
+from cairn.core.ids import short
+
+if TYPE_CHECKING:
+    from cairn.registry.models import LogLine
+
+
+@click.command()
+@click.argument("selector", metavar="MODEL[@REF]")
+@click.option("-n", "--number", type=click.IntRange(min=1), help="Show so many at most.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, newest first.")
+@click.option("-q", "--quiet", is_flag=True, help="Print ids only.")
+@store_options
+def command(selector: str, number: int | None, as_json: bool, quiet: bool) -> None:
+    """List the checkpoints of a branch, newest first."""
+    from cairn.registry.models import history, list_refs
+    from cairn.registry.selectors import resolve
+
+    with open_registry() as registry:
+        model, tip = resolve(registry, selector)
+        lines = history(registry, model, tip, number)
+        names: dict[bytes, list[str]] = {}
+        for ref in list_refs(registry, model):
+            names.setdefault(ref.checkpoint, []).append(ref.name)
+    if as_json:
+        emit_json([_as_json(line, names.get(line.id, [])) for line in lines])
+        return
+    for line in lines:
+        if quiet:
+            emit(line.id.hex())
+            continue
+        step = f"step {line.meta.step}" if line.meta.step is not None else ""
+        refs = f"({', '.join(map(safe, names[line.id]))})" if line.id in names else ""
+        emit(
+            "  ".join(filter(None, (short(line.id), when(line.state.claimed_at), step, refs, safe(line.meta.message))))
+        )
+
+
+def _as_json(line: "LogLine", names: list[str]) -> dict[str, object]:
+    return {
+        "checkpoint": line.id.hex(),
+        "parent": line.state.parent.hex() if line.state.parent else None,
+        "step": line.meta.step,
+        "message": line.meta.message,
+        "refs": names,
+        "claimed_at_ns": line.state.claimed_at,
+        "actor": line.state.actor.hex(),
+        "entry": line.state.n,
+    }

@@ -1,0 +1,81 @@
+"""Finding and opening the store that a command works on."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from cairn.cli.output import note
+
+if TYPE_CHECKING:
+    from cairn.registry.registry import Registry
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(slots=True)
+class StoreChoice:
+    """What the options say about the store."""
+
+    store: str | None = None
+    key_file: str | None = None
+
+
+def store_options(command: Command) -> Command:
+    """Add `--store` and `--key-file`, which every command takes before or after its name."""
+
+    def remember(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+        if value is not None and parameter.name is not None:
+            setattr(context.ensure_object(StoreChoice), parameter.name, value)
+
+    shared: dict[str, Any] = {"expose_value": False, "callback": remember}
+    command = click.option("--key-file", metavar="FILE", help="Key file of the store.", **shared)(command)
+    store_help = "Store to use (default: .cairn/ here or above)."
+    return click.option("--store", metavar="URL", help=store_help, **shared)(command)
+
+
+@contextmanager
+def open_registry() -> "Iterator[Registry]":
+    """The registry of the chosen store.
+
+    Raises:
+        NotAStore: there is none.
+    """
+    from cairn.workspace.stores import open_store
+
+    key_file = _choice().key_file
+    registry = open_store(store_location(), key_file=Path(key_file) if key_file else None, ask=_ask_passphrase)
+    damaged_from = registry.state.damaged_from
+    if damaged_from is not None:
+        note(f"warning: log entry {damaged_from} is damaged: newer checkpoints may be missing here")
+    try:
+        yield registry
+    finally:
+        registry.close()
+
+
+def store_location() -> str:
+    """Where the chosen store lies: `--store`, else `CAIRN_STORE`, else `.cairn/` here or above.
+
+    Raises:
+        NotAStore: there is none.
+    """
+    from cairn.core.settings import Settings
+    from cairn.workspace.location import find_store
+
+    return _choice().store or Settings.from_environment().store or find_store(Path.cwd())
+
+
+def _choice() -> StoreChoice:
+    return click.get_current_context().ensure_object(StoreChoice)
+
+
+def _ask_passphrase() -> str | None:
+    if not os.isatty(0):
+        return None
+    answer: str = click.prompt("Passphrase", hide_input=True, err=True)
+    return answer

@@ -1,0 +1,69 @@
+"""`cairn show`: what a checkpoint holds."""
+
+import click
+
+from cairn.cli.opening import open_registry, store_options
+from cairn.cli.output import emit, emit_json, safe, size, table, when
+
+
+@click.command()
+@click.argument("selector", metavar="MODEL[@REF]")
+@click.option("--tensors", is_flag=True, help="List the tensors too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@store_options
+def command(selector: str, tensors: bool, as_json: bool) -> None:
+    """Show the facts of a checkpoint, and its tensors."""
+    from cairn.manifests.dtypes import nbytes
+    from cairn.registry.checkpoint import CheckpointManifest
+    from cairn.registry.models import open_meta
+    from cairn.registry.selectors import resolve
+
+    with open_registry() as registry:
+        model, checkpoint = resolve(registry, selector)
+        manifest = CheckpointManifest(registry, model, checkpoint)
+        meta = open_meta(registry, model, manifest.state)
+        roots = {component: manifest.root(component) for component in manifest.components}
+        entries = list(manifest.tensors()) if tensors else []
+    facts = {
+        "checkpoint": checkpoint.hex(),
+        "model": model.hex(),
+        "step": meta.step,
+        "message": meta.message,
+        "claimed_at_ns": manifest.state.claimed_at,
+        "actor": manifest.state.actor.hex(),
+        "parents": [{"relation": p.relation, "checkpoint": p.checkpoint.hex()} for p in manifest.body.parents],
+        "components": {
+            component.name.lower(): {"entries": root.entries, "bytes_logical": root.bytes_logical}
+            for component, root in roots.items()
+        },
+    }
+    rows = [
+        {
+            "name": str(entry.key),
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
+            "bytes": nbytes(entry.dtype, entry.shape),
+            "tied_to": str(entry.tied_to) if entry.tied_to else None,
+        }
+        for entry in entries
+    ]
+    if as_json:
+        emit_json({**facts, "tensors": rows} if tensors else facts)
+        return
+    emit(f"checkpoint {checkpoint.hex()}")
+    emit(f"model      {model.hex()}")
+    emit(f"claimed    {when(manifest.state.claimed_at)} by {manifest.state.actor.hex()[:12]}")
+    if meta.step is not None:
+        emit(f"step       {meta.step}")
+    if meta.message:
+        emit(f"message    {safe(meta.message)}")
+    for parent in manifest.body.parents:
+        emit(f"parent     {parent.checkpoint.hex()[:12]} ({safe(parent.relation)})")
+    for component, root in roots.items():
+        emit(f"{component.name.lower():<10} {root.entries} entries, {size(root.bytes_logical)}")
+    if rows:
+        emit("")
+        table(
+            ("TENSOR", "DTYPE", "SHAPE", "BYTES"),
+            [(str(r["name"]), str(r["dtype"]), str(r["shape"]), str(r["bytes"])) for r in rows],
+        )

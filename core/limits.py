@@ -1,0 +1,82 @@
+"""Every bound in one place, each with its reason. Sizes in bytes, times in seconds."""
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+# --- Names ------------------------------------------------------------------------------------
+# A name is data inside a sealed record, so only memory bounds it; 16 KiB admits any path (PATH_MAX
+# is 4 KiB) with room, and 256 of them still fit in one log entry.
+NAME_BYTES_MAX = 16 * KIB
+
+# --- Canonical encoding -----------------------------------------------------------------------
+# Our deepest structure is 7 levels; 32 leaves room for a newer minor version's additions.
+CANONICAL_DEPTH_MAX = 32
+
+# --- Log --------------------------------------------------------------------------------------
+# An entry is one small conditional PUT; 4 MiB holds the pack names of a 20 TB checkpoint in 64 MiB packs.
+LOG_ENTRY_BYTES_MAX = 4 * MIB
+# Names of one log folder; a listing of 4096 names is four S3 pages.
+LOG_FOLDER_ENTRIES = 4096
+# Lost races before a writer gives up: each lost race means that somebody else made progress.
+LOG_APPEND_RACES_MAX = 256
+# Repeats of the same bytes after a lost answer, with doubling waits of 50 ms .. 5 s: about 30 s.
+LOG_APPEND_REPEATS_MAX = 12
+
+# --- Chunks, packs, pages ---------------------------------------------------------------------
+# The largest plaintext that may be one chunk: twice the largest tile, so a reader's buffer is bounded.
+CHUNK_BYTES_MAX = 8 * MIB
+# Files that cannot be parsed are cut into blocks of this size: uniform, so lengths reveal no more than the file's.
+FILE_BLOCK_BYTES = MIB
+# Bytes of a tensor or file piece that ride inside the page: a stored chunk costs 72 bytes of sealing, 44 of
+# index and 32 of digest, so anything under about 150 bytes is cheaper in line.
+INLINE_BYTES_MAX = 128
+# One PUT per pack. 64 MiB amortises a request (30 ms at 2 GB/s) and keeps two open packs under the 400 MiB budget.
+PACK_BYTES_TARGET = 64 * MIB
+# A reader refuses larger packs: offsets and footers stay far from any overflow.
+PACK_BYTES_MAX = 4 * GIB
+# Pages are cut by name hash at this size on average, so that a changed tensor rewrites one page.
+PAGE_BYTES_TARGET = 64 * KIB
+PAGE_BYTES_MAX = 4 * MIB
+# A tensor's digests stand in its entry up to this many bytes (2048 tiles, 2-4 GiB); larger grids get their own pages.
+ENTRY_DIGEST_BYTES_MAX = 64 * KIB
+# Objects read as a whole (bodies, roots, index pieces, reachability lists): 1 GiB names 20 million chunks.
+SEALED_OBJECT_BYTES_MAX = GIB
+
+# --- Reading ----------------------------------------------------------------------------------
+# Ranges closer than this are fetched as one: 64 KiB costs less than a request everywhere.
+READ_GAP_BYTES = 64 * KIB
+# Bytes fetched beyond those needed, as a fraction of them.
+READ_AMPLIFICATION_MAX = 1.1
+# One fetch; large enough for sequential speed, small enough that several fit the budget.
+READ_BYTES_TARGET = 8 * MIB
+
+# --- Memory -----------------------------------------------------------------------------------
+# Plain and sealed bytes in flight in one commit or checkout; with the interpreter it stays under 400 MiB.
+MEMORY_BUDGET_BYTES = 256 * MIB
+
+# --- Sessions ---------------------------------------------------------------------------------
+SESSION_HEARTBEAT_SECONDS = 30.0
+SESSION_SILENCE_SECONDS = 900.0
+
+# --- Untrusted files --------------------------------------------------------------------------
+# The reference implementation of safetensors refuses longer headers.
+SAFETENSORS_HEADER_BYTES_MAX = 100_000_000
+TENSOR_DIMS_MAX = 64
+TENSOR_BYTES_MAX = 1 << 62
+# A state dict of 1.3 million tensors pickles to about 200 MB; a hostile one must stop before 256 MiB of objects.
+PICKLE_BYTES_MAX = 256 * MIB
+PICKLE_OPS_MAX = 50_000_000
+PICKLE_DEPTH_MAX = 200
+# Values visited when a pickle's tree is walked; shared values count at each visit, so a memo bomb ends here.
+PICKLE_VALUES_MAX = 20_000_000
+ZIP_MEMBERS_MAX = 4_000_000
+# Bytes that the compressed members of one archive may unfold to, all together.
+ZIP_INFLATED_BYTES_MAX = 256 * MIB
+SYMLINK_BYTES_MAX = 4 * KIB
+
+# --- Files ------------------------------------------------------------------------------------
+# A time stamp younger than the file system's tick cannot prove that a file is unchanged. Local Linux file systems
+# tick every 4-10 ms; those that keep whole seconds (FAT: 2 s) get the long window.
+RACY_WINDOW_NS = 100_000_000
+RACY_WINDOW_COARSE_NS = 2_000_000_000

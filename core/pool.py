@@ -1,0 +1,79 @@
+"""A few threads that work through jobs from a bounded queue; the first error stops all."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+Job = TypeVar("Job")
+_WAIT_SECONDS = 0.2
+
+
+class Pool(Generic[Job]):
+    """Runs jobs on `threads` threads.
+
+    Each thread calls `work(jobs)` once with an iterator of its jobs, so it can own buffers and close them.
+    """
+
+    def __init__(self, threads: int, work: "Callable[[Iterable[Job]], None]") -> None:
+        self._jobs: queue.Queue[Job | None] = queue.Queue(maxsize=2 * threads)
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._work = work
+        self._threads = [
+            threading.Thread(target=self._run, name=f"cairn-worker-{i}", daemon=True) for i in range(threads)
+        ]
+
+    def run(self, jobs: Iterable[Job]) -> None:
+        """Work through `jobs`, which are drawn in the calling thread; raises the first error of any thread."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            for job in jobs:
+                if not self._put(job):
+                    break
+            for _ in self._threads:
+                self._put(None)
+        except BaseException:
+            self._stop.set()
+            raise
+        finally:
+            for thread in self._threads:
+                thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _put(self, job: Job | None) -> bool:
+        while not self._stop.is_set():
+            try:
+                self._jobs.put(job, timeout=_WAIT_SECONDS)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def _take(self) -> Iterable[Job]:
+        while not self._stop.is_set():
+            try:
+                job = self._jobs.get(timeout=_WAIT_SECONDS)
+            except queue.Empty:
+                continue
+            if job is None:
+                return
+            yield job
+        raise _Stopped
+
+    def _run(self) -> None:
+        try:
+            self._work(self._take())
+        except _Stopped:
+            pass
+        except BaseException as error:
+            with self._lock:
+                self._error = self._error or error
+            self._stop.set()
+
+
+class _Stopped(Exception):
+    """Another thread failed."""

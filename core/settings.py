@@ -1,0 +1,39 @@
+"""The environment, read in this one place.
+
+Folders follow the XDG base directory specification: *data* holds what must be backed up (key files),
+*state* what a client remembers (identity, seen log heads), *cache* what may be deleted at any time.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user's surroundings say; every field can be overridden by an argument."""
+
+    store: str | None
+    key_file: Path | None
+    passphrase: str | None
+    data: Path
+    state: Path
+    cache: Path
+
+    @staticmethod
+    def from_environment() -> "Settings":
+        """Read `CAIRN_STORE`, `CAIRN_KEY_FILE`, `CAIRN_PASSPHRASE` and the XDG folders."""
+        key_file = os.environ.get("CAIRN_KEY_FILE")
+        return Settings(
+            store=os.environ.get("CAIRN_STORE") or None,
+            key_file=Path(key_file) if key_file else None,
+            passphrase=os.environ.get("CAIRN_PASSPHRASE") or None,
+            data=_folder("XDG_DATA_HOME", ".local/share"),
+            state=_folder("XDG_STATE_HOME", ".local/state"),
+            cache=_folder("XDG_CACHE_HOME", ".cache"),
+        )
+
+
+def _folder(variable: str, default: str) -> Path:
+    base = os.environ.get(variable)
+    return (Path(base) if base else Path.home() / default) / "cairn"

@@ -1,0 +1,177 @@
+"""Planning reads. Pure: values in, a frozen plan out.
+
+Groups are ordered by where their first chunk lies, so that what was written together is read together. A batch is
+what one thread fetches at once: ranges of a pack that lie closer than a gap are joined while the bytes fetched in
+vain stay within the amplification limit.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cairn.core.errors import MissingData
+from cairn.core.ids import Digest, short
+from cairn.core.limits import READ_AMPLIFICATION_MAX, READ_BYTES_TARGET, READ_GAP_BYTES
+from cairn.store.chunkstore import Index
+from cairn.store.crypto.tenant import ContentKeys
+from cairn.store.fills import fill_of
+from cairn.store.index import Location
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One chunk: its digest and its plaintext length in bytes."""
+
+    digest: Digest
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Chunks to be delivered together; `key` is the caller's."""
+
+    key: int
+    chunks: tuple[Wanted, ...]
+
+    @property
+    def length(self) -> int:
+        """Plaintext bytes of all its chunks."""
+        return sum(chunk.length for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes of one pack to fetch."""
+
+    pack: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where a chunk of a group comes from: a range of the batch and the chunk's place in it; None for a fill."""
+
+    wanted: Wanted
+    location: Location | None
+    range: int = -1
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One group, part by part."""
+
+    group: Group
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one thread fetches and delivers at once."""
+
+    ranges: tuple[Range, ...]
+    deliveries: tuple[Delivery, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """All batches, in the order of the packs."""
+
+    batches: tuple[Batch, ...]
+
+    @property
+    def requests(self) -> int:
+        """Number of ranged reads."""
+        return sum(len(batch.ranges) for batch in self.batches)
+
+    @property
+    def bytes_fetched(self) -> int:
+        """Stored bytes that will be read."""
+        return sum(r.length for batch in self.batches for r in batch.ranges)
+
+    @property
+    def bytes_needed(self) -> int:
+        """Stored bytes of the chunks themselves."""
+        return sum(p.location.length for b in self.batches for d in b.deliveries for p in d.parts if p.location)
+
+    def __str__(self) -> str:
+        over = self.bytes_fetched / self.bytes_needed if self.bytes_needed else 1.0
+        return f"{self.requests} reads, {self.bytes_fetched} bytes, amplification {over:.3f}"
+
+
+def plan_reads(groups: Iterable[Group], index: Index, keys: ContentKeys) -> ReadPlan:
+    """Plan the reads for groups of chunks.
+
+    Raises:
+        MissingData: a chunk is in no pack that is in force; names the first of them.
+    """
+    placed = [(group, [_locate(chunk, index, keys) for chunk in group.chunks]) for group in groups]
+    placed.sort(key=lambda pair: _order(pair[1]))
+    batches: list[Batch] = []
+    open_groups: list[tuple[Group, list[Location | None]]] = []
+    size = 0
+    for group, locations in placed:
+        length = sum(location.length for location in locations if location)
+        if open_groups and size + length > READ_BYTES_TARGET:
+            batches.append(_batch(open_groups))
+            open_groups, size = [], 0
+        open_groups.append((group, locations))
+        size += length
+    if open_groups:
+        batches.append(_batch(open_groups))
+    return ReadPlan(tuple(batches))
+
+
+def _locate(wanted: Wanted, index: Index, keys: ContentKeys) -> Location | None:
+    if fill_of(wanted.digest) is not None:
+        return None
+    identifier = keys.content_id(wanted.digest)
+    locations = index.locations(identifier, marked=True)
+    if not locations:
+        raise MissingData(
+            f"chunk {short(identifier)} is in no pack that is in force",
+            hint="run 'cairn verify --full' to see what is affected",
+        )
+    return locations[0]
+
+
+def _order(locations: Sequence[Location | None]) -> tuple[int, int]:
+    return next(((at.pack, at.offset) for at in locations if at), (-1, -1))
+
+
+def _batch(groups: list[tuple[Group, list[Location | None]]]) -> Batch:
+    places = sorted({(at.pack, at.offset, at.length) for _, found in groups for at in found if at})
+    ranges = _join(places)
+    of: dict[tuple[int, int], tuple[int, int]] = {}
+    number = 0
+    for pack, offset, _ in places:
+        while not (ranges[number].pack == pack and offset < ranges[number].offset + ranges[number].length):
+            number += 1
+        of[pack, offset] = number, offset - ranges[number].offset
+    deliveries = []
+    for group, found in groups:
+        parts = [
+            Part(wanted, at, *of[at.pack, at.offset]) if at else Part(wanted, None)
+            for wanted, at in zip(group.chunks, found, strict=True)
+        ]
+        deliveries.append(Delivery(group, tuple(parts)))
+    return Batch(tuple(ranges), tuple(deliveries))
+
+
+def _join(places: list[tuple[int, int, int]]) -> list[Range]:
+    """Join sorted places into ranges."""
+    ranges: list[Range] = []
+    needed = 0  # bytes of the last range that were asked for
+    for pack, offset, length in places:
+        if ranges and ranges[-1].pack == pack:
+            last = ranges[-1]
+            joined = offset + length - last.offset
+            if offset - (last.offset + last.length) <= READ_GAP_BYTES and joined <= READ_AMPLIFICATION_MAX * (
+                needed + length
+            ):
+                ranges[-1] = Range(pack, last.offset, joined)
+                needed += length
+                continue
+        ranges.append(Range(pack, offset, length))
+        needed = length
+    return ranges

@@ -1,0 +1,152 @@
+"""The records of a manifest. All are canonical MessagePack maps; a reader ignores fields it does not know.
+
+`docs/format/v1.md` has the tables. Digests are secret and stand only here, inside sealed pages.
+"""
+
+import msgspec
+
+Path = list[str | int]
+
+
+class Key(msgspec.Struct, frozen=True, order=True):
+    """Identity of a tensor: the folder (or file) that scopes it, and its key there, segment by segment."""
+
+    scope: str
+    path: tuple[str | int, ...]
+
+    def __str__(self) -> str:
+        """For people; injective, since separators inside segments are escaped."""
+        name = "/".join(_escape(segment) for segment in self.path)
+        return f"{self.scope}:{name}" if self.scope else name
+
+
+class TensorEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One tensor: exactly one of `inline`, `tiles`, `tile_pages` says where its bytes are.
+
+    Args:
+        inline: the row-major bytes themselves, up to `INLINE_BYTES_MAX`.
+        tiles: digests of the whole canonical grid, 32 bytes each, in tile order.
+        tile_pages: digests of pages that hold `tiles` in pieces.
+        tied_to: the first tensor of the group that shares memory with this one.
+    """
+
+    key: Key
+    dtype: str
+    shape: tuple[int, ...]
+    inline: bytes | None = None
+    tiles: bytes | None = None
+    tile_pages: bytes | None = None
+    tied_to: Key | None = None
+
+
+class Literal(msgspec.Struct, frozen=True, tag="bytes"):
+    """A run of a file's own bytes, in blocks of `FILE_BLOCK_BYTES` (the last may be shorter), by digest."""
+
+    length: int
+    digests: bytes
+
+
+class Inline(msgspec.Struct, frozen=True, tag="inline"):
+    """A short run of a file's own bytes."""
+
+    data: bytes
+
+
+class TensorBytes(msgspec.Struct, frozen=True, tag="tensor"):
+    """The row-major bytes of a whole tensor of this checkpoint."""
+
+    key: Key
+
+
+Segment = Literal | Inline | TensorBytes
+
+
+class FileEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One file, folder or link of a tree. Long recipes continue in entries with `part` 1, 2, ...
+
+    Args:
+        path: relative, bytes as the file system has them, segments joined by `/`.
+        kind: `file`, `folder` or `link`.
+        mode: permission bits, 0..0o777.
+        size: bytes of the whole file.
+        segments: the recipe: what follows what.
+        target: of a link.
+        container: what the file was parsed as, if anything.
+    """
+
+    path: bytes
+    kind: str
+    mode: int = 0o644
+    size: int = 0
+    segments: tuple[Segment, ...] = ()
+    target: bytes = b""
+    container: str = ""
+    part: int = 0
+
+
+class TensorPage(msgspec.Struct, frozen=True, tag="tensors"):
+    """A page of tensor entries, sorted by key."""
+
+    entries: tuple[TensorEntry, ...]
+
+
+class FilePage(msgspec.Struct, frozen=True, tag="files"):
+    """A page of file entries, sorted by path and part."""
+
+    entries: tuple[FileEntry, ...]
+
+
+class DigestPage(msgspec.Struct, frozen=True, tag="digests"):
+    """A piece of a large tensor's grid."""
+
+    digests: bytes
+
+
+Page = TensorPage | FilePage | DigestPage
+
+
+class ComponentRoot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a component's key opens.
+
+    Args:
+        pages: digests of its pages, 32 bytes each, in entry order.
+        entries: number of entries in them.
+        bytes_logical: plaintext bytes of what they describe.
+    """
+
+    pages: bytes
+    entries: int
+    bytes_logical: int
+
+
+class Parent(msgspec.Struct, frozen=True):
+    """Lineage: what this checkpoint was made from, and how (`continue`, `fork`, ...)."""
+
+    relation: str
+    checkpoint: bytes
+
+
+class ComponentHash(msgspec.Struct, frozen=True):
+    """BLAKE3 of a sealed component root."""
+
+    component: int
+    generation: int
+    hash: bytes
+
+
+class Body(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The manifest body; the keyed hash of its encoding is the checkpoint's id."""
+
+    format: int
+    model: bytes
+    rule: int
+    components: tuple[ComponentHash, ...]
+    parents: tuple[Parent, ...] = ()
+    step: int | None = None
+
+
+def _escape(segment: str | int) -> str:
+    if isinstance(segment, int):
+        return f"#{segment}"
+    escaped = segment.replace("~", "~0").replace("/", "~1")
+    return "~2" + escaped[1:] if escaped.startswith("#") else escaped

@@ -1,0 +1,109 @@
+"""The index in force: what index pieces (or, failing them, pack footers) say about the packs of a state."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from blake3 import blake3
+
+from cairn.core.errors import IntegrityError, ObjectNotFound
+from cairn.core.ids import ContentId, parse_object_name
+from cairn.core.limits import SEALED_OBJECT_BYTES_MAX
+from cairn.registry.entries import ObjectRef
+from cairn.registry.opened import OpenStore
+from cairn.registry.state import Piece, State, pack_records
+from cairn.store.cache import Cache
+from cairn.store.crypto.objects import ObjectKind, open_object
+from cairn.store.index import Location, PackRef, decode_piece
+from cairn.store.pack import read_footer
+
+
+class StateIndex:
+    """The index as of one state: the cache's locations, seen through the packs in force."""
+
+    def __init__(self, state: State, cache: Cache) -> None:
+        self._state = state
+        self._cache = cache
+
+    def locations(self, identifier: ContentId, marked: bool = False) -> list[Location]:
+        """Places in packs that are in force and not condemned, best first."""
+        count, condemned = self._state.pack_count, self._state.condemned
+        places = self._cache.locations(identifier, marked)
+        return [at for at in places if at.pack < count and at.pack not in condemned]
+
+    def pack(self, number: int) -> PackRef:
+        """Name and size of a pack."""
+        return self._state.pack(number)
+
+    def mark(self, identifier: ContentId, location: Location, bad: bool) -> None:
+        """Note that a place's bytes failed, or are good again."""
+        self._cache.mark(identifier, location, bad)
+
+
+def read_object(opened: OpenStore, ref: ObjectRef, kind: str) -> bytes:
+    """Stored bytes of an object that an entry names.
+
+    Raises:
+        IntegrityError: absent, or not the bytes that the entry's hash speaks for.
+    """
+    name = ref.object_name(kind)
+    if ref.size > SEALED_OBJECT_BYTES_MAX:
+        raise IntegrityError(f"{name} of {ref.size} bytes is over the limit of {SEALED_OBJECT_BYTES_MAX}")
+    try:
+        data = opened.backend.read(name, 0, ref.size + 1)
+    except ObjectNotFound:
+        raise IntegrityError(f"{name} is missing") from None
+    if len(data) != ref.size or blake3(data).digest() != ref.hash:
+        raise IntegrityError(f"{name} holds other bytes than were committed")
+    return data
+
+
+def piece_locations(opened: OpenStore, state: State, piece: Piece) -> list[tuple[ContentId, Location]]:
+    """What one index piece says, in the state's pack numbers.
+
+    Raises:
+        IntegrityError: the piece is missing, damaged, or lists other packs than its commit.
+    """
+    what = f"index piece {piece.object.object_name('index')}"
+    sealed = read_object(opened, piece.object, "index")
+    plain = open_object(opened.secrets.k_index, opened.store, ObjectKind.INDEX_PIECE, sealed, what)
+    packs, entries = decode_piece(plain, what)
+    if packs != [state.pack(piece.first + i) for i in range(piece.count)]:
+        raise IntegrityError(f"{what} lists other packs than its commit")
+    return [(e.id, Location(piece.first + e.pack, e.offset, e.length)) for e in entries]
+
+
+def footer_locations(opened: OpenStore, state: State, piece: Piece) -> Iterator[tuple[ContentId, Location]]:
+    """The same from the footers of the piece's packs; packs without a readable footer are left out."""
+    for number in range(piece.first, piece.first + piece.count):
+        try:
+            chunks = read_footer(opened.backend, state.pack(number).name, opened.secrets.k_index, opened.store)
+        except (IntegrityError, ObjectNotFound):
+            continue
+        for chunk in chunks:
+            yield chunk.id, Location(number, chunk.offset, chunk.length)
+
+
+def locations_of(opened: OpenStore, state: State, piece: Piece) -> tuple[list[tuple[ContentId, Location]], bool]:
+    """Entries of a piece, from footers where it is damaged; and whether the piece itself was good."""
+    try:
+        return piece_locations(opened, state, piece), True
+    except IntegrityError:
+        return list(footer_locations(opened, state, piece)), False
+
+
+def salvage_packs(opened: OpenStore, state: State) -> Iterator[tuple[ContentId, Location]]:
+    """Locations in stored packs that the state does not name, which get numbers after its last.
+
+    For reading only, while the log is damaged: the entry that named them may be the one that is lost.
+    """
+    known = {state.pack(number).key for number in range(state.pack_count)}
+    for listed in opened.backend.list("objects"):
+        session, random, kind = parse_object_name(listed.name)
+        if kind != "pack" or session + random in known:
+            continue
+        with suppress(IntegrityError, ObjectNotFound):
+            chunks = read_footer(opened.backend, listed.name, opened.secrets.k_index, opened.store)
+            number = state.pack_count
+            state.packs += pack_records([PackRef(session, random, listed.size)])
+            for chunk in chunks:
+                yield chunk.id, Location(number, chunk.offset, chunk.length)

@@ -1,0 +1,112 @@
+"""What a user keeps on this machine: key files, the signing identity, and the newest log head seen.
+
+Data (key files) must be backed up; state (identity, heads) is remembered; the cache may be deleted.
+"""
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cairn.core.clock import Entropy
+from cairn.core.errors import NotAllowed, ObjectExists, StorageError
+from cairn.core.ids import StoreId
+from cairn.store.crypto.signing import Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A log head seen: number of entries and Merkle root over them."""
+
+    length: int
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHome:
+    """The user's three folders for Cairn."""
+
+    data: Path
+    state: Path
+    cache: Path
+
+    def key_file(self, store: StoreId) -> Path:
+        """Default place of a store's key file."""
+        return self.data / "keys" / f"{store.hex()}.key"
+
+    def cache_folder(self, store: StoreId) -> Path:
+        """Where the LMDB cache of a store lies."""
+        return self.cache / store.hex()
+
+    def identity(self, entropy: Entropy) -> Identity:
+        """The user's signing identity, created on first use.
+
+        Where the state folder cannot be written (read-only home), reading goes on with one that nobody knows.
+        """
+        path = self.state / "identity.key"
+        with contextlib.suppress(FileNotFoundError):
+            return Identity(bytes.fromhex(_read_text(path)))
+        fresh = Identity.generate(entropy)
+        try:
+            write_private(path, (fresh.seed().hex() + "\n").encode())
+        except ObjectExists:  # another process was first
+            return Identity(bytes.fromhex(_read_text(path)))
+        except StorageError:
+            return fresh
+        return fresh
+
+    def remembered_head(self, store: StoreId) -> Head | None:
+        """The newest head this user has seen of a store; None if there is none or the file is unreadable."""
+        try:
+            fields = json.loads((self.state / "heads" / store.hex()).read_text())
+            return Head(int(fields["length"]), bytes.fromhex(fields["root"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def remember_head(self, store: StoreId, head: Head) -> None:
+        """Remember a newer head; does nothing where the state folder cannot be written."""
+        known = self.remembered_head(store)
+        if known is not None and known.length >= head.length:
+            return
+        path = self.state / "heads" / store.hex()
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps({"length": head.length, "root": head.root.hex()}))
+            temporary.replace(path)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Create a file of mode 0600, durable, never over an existing one.
+
+    Raises:
+        ObjectExists: it exists.
+        StorageError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise ObjectExists(f"{path} exists", hint="move it away first: it may be the only key of a store") from None
+        finally:
+            temporary.unlink()
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise NotAllowed(f"{path} cannot be read: {error.strerror}") from None

@@ -1,0 +1,30 @@
+"""RFC 6962 Merkle tree hash, kept as a frontier: the roots of the complete subtrees, largest first."""
+
+from hashlib import sha256
+
+EMPTY_ROOT = sha256(b"").digest()
+
+
+def leaf_hash(data: bytes) -> bytes:
+    """Hash of one leaf (RFC 6962, 2.1)."""
+    return sha256(b"\0" + data).digest()
+
+
+def append_leaf(frontier: tuple[bytes, ...], size: int, leaf: bytes) -> tuple[bytes, ...]:
+    """Frontier of a tree of `size` leaves after one more."""
+    nodes = [*frontier, leaf]
+    while size & 1:
+        right, left = nodes.pop(), nodes.pop()
+        nodes.append(sha256(b"\1" + left + right).digest())
+        size >>= 1
+    return tuple(nodes)
+
+
+def root_of(frontier: tuple[bytes, ...]) -> bytes:
+    """Tree hash of a frontier."""
+    if not frontier:
+        return EMPTY_ROOT
+    root = frontier[-1]
+    for left in reversed(frontier[:-1]):
+        root = sha256(b"\1" + left + root).digest()
+    return root

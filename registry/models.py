@@ -1,0 +1,184 @@
+"""Models and refs by the names that people give them."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from cairn.core.canonical import decode, encode
+from cairn.core.errors import NotFoundError, RefMoved
+from cairn.core.ids import CheckpointId, ModelId, short
+from cairn.registry.entries import ModelCreate, RefDelete, RefMove
+from cairn.registry.fold import BRANCH
+from cairn.registry.modelkeys import create_model_keys
+from cairn.registry.names import LATEST, MAIN, check_model_name, check_ref_name, model_tag, ref_tag
+from cairn.registry.registry import Registry
+from cairn.registry.state import Checkpoint, Model, State
+from cairn.store.crypto.components import ComponentClass
+
+_META = "commit-meta"
+
+
+class CommitMeta(msgspec.Struct, frozen=True):
+    """What listings show of a commit; sealed to the model's meta key."""
+
+    message: str
+    step: int | None
+
+
+class _NameTaken(Exception):
+    """Another writer created the model first."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRef:
+    """A ref with its opened name."""
+
+    name: str
+    kind: str
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One checkpoint of a history."""
+
+    id: CheckpointId
+    state: Checkpoint
+    meta: CommitMeta
+
+
+def find_model(registry: Registry, name: str) -> ModelId:
+    """Id of a model by name.
+
+    Raises:
+        NotFoundError: the store has no such model.
+    """
+    found = registry.state.model_by_tag(model_tag(registry.opened.secrets.k_log, check_model_name(name)))
+    if found is None:
+        raise NotFoundError(f"no model {name!r} in {registry.opened.backend.url}", hint="'cairn ls' lists the models")
+    return ModelId(found[0])
+
+
+def ensure_model(registry: Registry, name: str) -> ModelId:
+    """Id of a model by name, created if the store has none."""
+    tag = model_tag(registry.opened.secrets.k_log, check_model_name(name))
+    found = registry.state.model_by_tag(tag)
+    if found is None:
+        registry.check_writable()
+        payload, _ = create_model_keys(registry.opened, name)
+
+        def build(state: State) -> ModelCreate:
+            if state.model_by_tag(tag):
+                raise _NameTaken
+            return payload
+
+        try:
+            registry.append(build)
+        except _NameTaken:
+            registry.opened.backend.delete(payload.wrap)
+        found = registry.state.model_by_tag(tag)
+    assert found is not None
+    return ModelId(found[0])
+
+
+def model_name(registry: Registry, model: ModelId) -> str:
+    """The name that a model was given."""
+    sealed = registry.state.models[model].sealed_name
+    return registry.model_keys(model).open_name(sealed, f"name of model {model.hex()}")
+
+
+def list_refs(registry: Registry, model: ModelId) -> list[NamedRef]:
+    """All refs of a model, by name."""
+    keys = registry.model_keys(model)
+    refs = registry.state.models[model].refs.values()
+    named = [
+        NamedRef(keys.open_name(ref.sealed_name, "name of a ref"), ref.kind, CheckpointId(ref.checkpoint))
+        for ref in refs
+    ]
+    return sorted(named, key=lambda ref: ref.name)
+
+
+def ref_value(registry: Registry, model: ModelId, name: str) -> CheckpointId | None:
+    """What a ref points to; None if there is no such ref."""
+    name = MAIN if name == LATEST else name
+    ref = registry.state.models[model].refs.get(ref_tag(registry.opened.secrets.k_log, model, name))
+    return CheckpointId(ref.checkpoint) if ref else None
+
+
+def move_ref(
+    registry: Registry, model: ModelId, name: str, kind: str, expected: CheckpointId | None, target: CheckpointId
+) -> None:
+    """Create (`expected` None) or move a branch or tag.
+
+    Raises:
+        RefMoved: the ref does not have the expected value.
+    """
+    tag = ref_tag(registry.opened.secrets.k_log, model, check_ref_name(name))
+    sealed = registry.model_keys(model).seal_name(name)
+
+    def build(state: State) -> RefMove:
+        check_expected(state.models[model], tag, name, expected)
+        return RefMove(model, tag, kind, sealed, expected, target)
+
+    registry.append(build)
+
+
+def delete_ref(registry: Registry, model: ModelId, name: str, kind: str) -> CheckpointId:
+    """Remove a branch or tag; returns what it pointed to. The checkpoints stay.
+
+    Raises:
+        NotFoundError: there is no such branch or tag.
+    """
+    tag = ref_tag(registry.opened.secrets.k_log, model, name)
+    ref = registry.state.models[model].refs.get(tag)
+    if ref is None or ref.kind != kind:
+        raise NotFoundError(f"no {kind} {name!r} in this model", hint=f"'cairn {kind} MODEL' lists them")
+    expected = CheckpointId(ref.checkpoint)
+
+    def build(state: State) -> RefDelete:
+        check_expected(state.models[model], tag, name, expected)
+        return RefDelete(model, tag, expected)
+
+    registry.append(build)
+    return expected
+
+
+def check_expected(model: Model, tag: bytes, name: str, expected: CheckpointId | None) -> None:
+    """Raise `RefMoved` unless a ref has the expected value."""
+    ref = model.refs.get(tag)
+    actual = ref.checkpoint if ref else None
+    if actual != expected:
+        raise RefMoved(
+            f"ref {name!r} points to {short(actual) if actual else 'nothing'}, not to "
+            f"{short(expected) if expected else 'nothing'} as expected",
+            hint="another writer was first: look at 'cairn log' and repeat the command",
+        )
+
+
+def seal_meta(registry: Registry, model: ModelId, meta: CommitMeta) -> bytes:
+    """Seal the listing facts of a commit."""
+    return registry.model_keys(model).pair(ComponentClass.META).seal(encode(meta), _META)
+
+
+def open_meta(registry: Registry, model: ModelId, checkpoint: Checkpoint) -> CommitMeta:
+    """Open the listing facts of a commit."""
+    what = f"facts of commit entry {checkpoint.n}"
+    plain = registry.model_keys(model).pair(ComponentClass.META).open(checkpoint.meta, _META, what)
+    return decode(plain, CommitMeta, what)
+
+
+def history(registry: Registry, model: ModelId, tip: CheckpointId | None, number: int | None = None) -> list[LogLine]:
+    """Checkpoints from a tip back along ref parents, newest first, at most `number` of them."""
+    lines: list[LogLine] = []
+    checkpoints = registry.state.models[model].checkpoints
+    while tip is not None and tip in checkpoints and len(lines) != number:
+        state = checkpoints[tip]
+        lines.append(LogLine(tip, state, open_meta(registry, model, state)))
+        tip = CheckpointId(state.parent) if state.parent else None
+    return lines
+
+
+def is_branch(registry: Registry, model: ModelId, name: str) -> bool:
+    """Whether a name is free or a branch."""
+    ref = registry.state.models[model].refs.get(ref_tag(registry.opened.secrets.k_log, model, name))
+    return ref is None or ref.kind == BRANCH

@@ -1,0 +1,204 @@
+"""An opened store: where it is, whose it is, and the keys at hand. `create_store` makes one, `open_store` opens one.
+
+Order of creation: root record or key file -> wrap of the store's keys -> init entry -> format record. Until the
+format record exists there is no store, so an interrupted `init` leaves nothing that counts.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+
+from cairn.core.canonical import decode, encode
+from cairn.core.clock import Clock, Entropy, SystemClock, SystemEntropy
+from cairn.core.errors import IntegrityError, NotAllowed, ObjectExists, WrongKey
+from cairn.core.ids import RANDOM_ID_BYTES, StoreId, TenantId
+from cairn.core.limits import SESSION_HEARTBEAT_SECONDS, SESSION_SILENCE_SECONDS
+from cairn.registry.entries import FORMAT as ENTRY_FORMAT
+from cairn.registry.entries import Entry, Founding, Init, seal_entry
+from cairn.registry.formatfile import NAME as FORMAT_NAME
+from cairn.registry.formatfile import read_format, write_format
+from cairn.registry.localfiles import KeyHome, write_private
+from cairn.registry.merkle import EMPTY_ROOT
+from cairn.registry.names import entry_name
+from cairn.store.backends.contract import Backend
+from cairn.store.backends.probe import probe
+from cairn.store.chunkstore import StoreAccess
+from cairn.store.crypto.keyfile import dump_key_file, load_key_file, open_root_key, seal_root_key
+from cairn.store.crypto.provider import KeyProvider, RootKey, WrapContext, WrapPurpose
+from cairn.store.crypto.signing import Identity
+from cairn.store.crypto.tenant import TenantKeys
+
+_STORE_WRAPS = "keys/store"
+_ROOT_RECORDS = "keys/root"
+
+
+class StoreSecrets(msgspec.Struct, frozen=True):
+    """What the first wrap holds: the tenant's secret and the random class keys of this store."""
+
+    tenant_secret: bytes
+    k_index: bytes
+    k_log: bytes
+    k_ckpt: bytes
+
+    def __repr__(self) -> str:
+        return "StoreSecrets(<secret>)"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """Everything that the layers above need to work on one store."""
+
+    backend: Backend
+    store: StoreId
+    tenant: TenantId
+    keys: TenantKeys
+    secrets: StoreSecrets = field(repr=False)
+    provider: KeyProvider = field(repr=False)
+    identity: Identity
+    home: KeyHome
+    clock: Clock
+    entropy: Entropy
+
+    @property
+    def access(self) -> StoreAccess:
+        """What the chunk store needs."""
+        return StoreAccess(self.backend, self.store, self.keys, self.secrets.k_index, self.entropy)
+
+
+@dataclass(frozen=True, slots=True)
+class KeySource:
+    """How the user holds the root key: a passphrase, else a key file (`None`: the default one of the store).
+
+    `ask` is called for a passphrase that is needed and not given; it may answer None.
+    """
+
+    key_file: Path | None = None
+    passphrase: str | None = field(default=None, repr=False)
+    ask: Callable[[], str | None] | None = None
+
+
+def create_store(
+    backend: Backend,
+    home: KeyHome,
+    source: KeySource,
+    clock: Clock | None = None,
+    entropy: Entropy | None = None,
+) -> tuple[OpenStore, Path | None]:
+    """Create a store with a tenant of its own; returns it and the key file that was written, if any.
+
+    Raises:
+        ObjectExists: there is a store here already.
+    """
+    clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
+    _refuse_existing(backend)
+    capabilities = probe(backend, entropy)
+    identity = home.identity(entropy)
+    store = StoreId(entropy.token(RANDOM_ID_BYTES))
+    founding = encode(Founding(1, identity.actor, entropy.token(16)))
+    tenant = tenant_id(founding)
+    secrets = StoreSecrets(*(entropy.token(32) for _ in range(4)))
+    root = RootKey(0, entropy.token(32))
+    key_file = _keep_root_key(backend, home, source, store, root, entropy)
+    wrap = root.wrap(encode(secrets), WrapContext(store, WrapPurpose.STORE_KEYS), entropy)
+    backend.create(f"{_STORE_WRAPS}/{store.hex()}", [wrap])
+    init = Init(
+        founding,
+        identity.actor,
+        asdict(capabilities),
+        SESSION_HEARTBEAT_SECONDS,
+        SESSION_SILENCE_SECONDS,
+    )
+    entry = Entry(
+        ENTRY_FORMAT, tenant, store, 0, EMPTY_ROOT, "init", identity.actor,
+        entropy.token(16), clock.wall_ns(), encode(init),
+    )  # fmt: skip
+    backend.create(entry_name(0), [seal_entry(entry, identity, secrets.k_log, entropy)])
+    write_format(backend, store, tenant)
+    keys = TenantKeys.from_secret(tenant, secrets.tenant_secret)
+    return OpenStore(backend, store, tenant, keys, secrets, root, identity, home, clock, entropy), key_file
+
+
+def _refuse_existing(backend: Backend) -> None:
+    present = next(iter(backend.list("")), None)
+    if present is None:
+        return
+    raise ObjectExists(
+        f"{backend.url} is not empty: it holds {present.name!r}",
+        hint=f"if an earlier 'cairn init' was interrupted here (no object {FORMAT_NAME!r}), remove it and repeat",
+    )
+
+
+def _keep_root_key(
+    backend: Backend, home: KeyHome, source: KeySource, store: StoreId, root: RootKey, entropy: Entropy
+) -> Path | None:
+    if source.passphrase is not None:
+        record = seal_root_key(store, root, source.passphrase, entropy)
+        backend.create(f"{_ROOT_RECORDS}/{store.hex()}", [record])
+        return None
+    path = source.key_file or home.key_file(store)
+    write_private(path, dump_key_file(store, root))
+    return path
+
+
+def open_store(
+    backend: Backend,
+    home: KeyHome,
+    source: KeySource,
+    clock: Clock | None = None,
+    entropy: Entropy | None = None,
+) -> OpenStore:
+    """Open an existing store; writes nothing into it.
+
+    Raises:
+        NotAStore, NewerFormat: see `read_format`.
+        NotAllowed, WrongKey: no key, or the key of another store.
+        IntegrityError: format record, root record or wrap is damaged.
+    """
+    clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
+    store, tenant = read_format(backend)
+    root = _root_key(backend, home, source, store)
+    secrets = _store_secrets(backend, root, store)
+    keys = TenantKeys.from_secret(tenant, secrets.tenant_secret)
+    return OpenStore(backend, store, tenant, keys, secrets, root, home.identity(entropy), home, clock, entropy)
+
+
+def _root_key(backend: Backend, home: KeyHome, source: KeySource, store: StoreId) -> RootKey:
+    records = [record.name for record in backend.list(_ROOT_RECORDS)]
+    path = source.key_file or home.key_file(store)
+    if records and source.key_file is None:
+        passphrase = source.passphrase or (source.ask() if source.ask else None)
+        if passphrase is None:
+            raise NotAllowed(f"{backend.url} needs its passphrase", hint="set CAIRN_PASSPHRASE")
+        return open_root_key(backend.read(records[-1]), store, passphrase, f"root record {records[-1]}")
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise NotAllowed(
+            f"no key file at {path} for store {store.hex()} ({backend.url})",
+            hint="copy the key file of this store there, or name it with --key-file or CAIRN_KEY_FILE",
+        ) from None
+    except OSError as error:
+        raise NotAllowed(f"key file {path} cannot be read: {error.strerror}") from None
+    return load_key_file(data, store, f"key file {path}")
+
+
+def _store_secrets(backend: Backend, root: RootKey, store: StoreId) -> StoreSecrets:
+    wrong: WrongKey | None = None
+    for record in backend.list(_STORE_WRAPS):
+        what = f"wrap {record.name}"
+        try:
+            plain = root.unwrap(backend.read(record.name), WrapContext(store, WrapPurpose.STORE_KEYS), what)
+            return decode(plain, StoreSecrets, what)
+        except WrongKey as error:
+            wrong = error
+    raise wrong or IntegrityError(
+        f"{backend.url} has lost the wrap of its keys ({_STORE_WRAPS}/*)", hint="restore it from a backup"
+    )
+
+
+def tenant_id(founding: bytes) -> TenantId:
+    """Id of a tenant from its founding record."""
+    return TenantId(blake3(founding).digest(length=16))

@@ -1,0 +1,121 @@
+"""Publishing a checkpoint: everything durable first, visible last.
+
+Order: packs (the caller's) -> index piece -> component roots, body, reachability list -> log entry `commit`.
+The entry is the line that publishes: before it nothing has changed for anybody, after it the checkpoint is complete.
+"""
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from blake3 import blake3
+
+from cairn.core.canonical import encode
+from cairn.core.errors import IntegrityError
+from cairn.core.ids import OBJECT_RANDOM_BYTES, CheckpointId, ContentId, ModelId
+from cairn.manifests.schema import Body, ComponentHash, ComponentRoot, Parent
+from cairn.manifests.tiling import RULE
+from cairn.registry.checkpoint import checkpoint_id
+from cairn.registry.entries import Commit, ObjectRef, RefChange, RootRef
+from cairn.registry.models import CommitMeta, check_expected, seal_meta
+from cairn.registry.names import ref_tag
+from cairn.registry.registry import Registry
+from cairn.registry.session import Session
+from cairn.registry.state import State, pack_records
+from cairn.store.chunkstore import Written
+from cairn.store.crypto.components import ComponentClass
+from cairn.store.crypto.objects import ObjectKind, seal_object
+from cairn.store.index import encode_piece
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A checkpoint that is about to be published.
+
+    Args:
+        branch: branch to move; `expected` is what it pointed to when the work began.
+        components: opened roots by class.
+        reachable: ids of all chunks and pages.
+        written: what the save put into packs and relies on.
+        hit_position: log position that the save's dedup hits are good for.
+    """
+
+    model: ModelId
+    branch: str
+    expected: CheckpointId | None
+    components: dict[ComponentClass, ComponentRoot]
+    reachable: set[ContentId]
+    parents: tuple[Parent, ...]
+    meta: CommitMeta
+    written: Written
+    hit_position: int
+
+
+def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
+    """Upload the manifest and commit.
+
+    Raises:
+        RefMoved: the branch was moved meanwhile; nothing was changed.
+        ConflictError: the commit rule refuses; nothing was changed.
+    """
+    opened, secrets = registry.opened, registry.opened.secrets
+    keys = registry.model_keys(draft.model)
+
+    def upload(stored: bytes, kind: str) -> ObjectRef:
+        random = opened.entropy.token(OBJECT_RANDOM_BYTES)
+        ref = ObjectRef(session.ensure_open() + random, len(stored), blake3(stored).digest())
+        opened.backend.create(ref.object_name(kind), [stored])
+        return ref
+
+    def seal(class_key: bytes, kind: ObjectKind, plain: bytes) -> bytes:
+        return seal_object(class_key, opened.store, kind, plain, opened.entropy)
+
+    written = draft.written
+    pieces: tuple[ObjectRef, ...] = ()
+    if written.packs:
+        plain = encode_piece(written.packs, written.entries)
+        pieces = (upload(seal(secrets.k_index, ObjectKind.INDEX_PIECE, plain), "index"),)
+    roots, hashes = [], []
+    for component, root in sorted(draft.components.items()):
+        pair = keys.pair(component)
+        ref = upload(pair.seal_root(encode(root), opened.entropy), "root")
+        roots.append(RootRef(int(component), pair.generation, ref))
+        hashes.append(ComponentHash(int(component), pair.generation, ref.hash))
+    body = encode(Body(FORMAT, draft.model, RULE, tuple(hashes), draft.parents, draft.meta.step))
+    identifier = checkpoint_id(secrets.k_ckpt, body)
+    body_ref = upload(seal(secrets.k_ckpt, ObjectKind.BODY, body), "body")
+    reach = upload(seal(secrets.k_index, ObjectKind.REACHABILITY, b"".join(sorted(draft.reachable))), "reach")
+    tag = ref_tag(secrets.k_log, draft.model, draft.branch)
+    change = RefChange(tag, keys.seal_name(draft.branch), draft.expected)
+    meta = seal_meta(registry, draft.model, draft.meta)
+
+    def build(state: State) -> Commit:
+        check_expected(state.models[draft.model], tag, draft.branch, draft.expected)
+        return Commit(
+            model=draft.model,
+            checkpoint=identifier,
+            sessions=(session.id,),
+            epoch=session.epoch,
+            hit_position=draft.hit_position,
+            relied=ranges(written.relied),
+            packs=pack_records(written.packs),
+            pieces=pieces,
+            body=body_ref,
+            roots=tuple(roots),
+            reachability=reach,
+            ref=change,
+            meta=meta,
+        )
+
+    registry.append(build)
+    if identifier not in registry.state.models[draft.model].checkpoints:
+        raise IntegrityError(f"the log does not show checkpoint {identifier.hex()} after its commit")
+    return identifier
+
+
+def ranges(numbers: set[int]) -> tuple[tuple[int, int], ...]:
+    """Closed ranges of a set of numbers, ascending."""
+    groups = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in group] for _, group in groups]
+    return tuple((run[0], run[-1]) for run in runs)

@@ -1,0 +1,262 @@
+"""The registry: the fold of the log, kept up to date, and changes to it.
+
+Reading folds first and indexes after, so whatever the fold names is found in the index. A change is validated
+against the fold of n-1 and created as entry n; if another writer took n, it is folded and the change validated again.
+"""
+
+import threading
+from collections.abc import Callable
+
+from cairn.core.canonical import encode
+from cairn.core.errors import ConflictError, IntegrityError, NewerFormat, ObjectNotFound
+from cairn.core.ids import CheckpointId, ModelId
+from cairn.core.limits import LOG_ENTRY_BYTES_MAX
+from cairn.registry.entries import FORMAT, TYPES, Entry, Init, Payload, open_entry, payload_of, seal_entry
+from cairn.registry.fold import apply_payload, decode_state, encode_state
+from cairn.registry.indexing import StateIndex, locations_of, salvage_packs
+from cairn.registry.localfiles import Head
+from cairn.registry.log import append, check_no_hole, read_from
+from cairn.registry.merkle import leaf_hash
+from cairn.registry.modelkeys import ModelKeys, open_model_keys
+from cairn.registry.names import entry_name
+from cairn.registry.opened import OpenStore, tenant_id
+from cairn.registry.replay import UNREADABLE, Replay
+from cairn.registry.state import State
+from cairn.store.cache import Cache
+from cairn.store.chunkstore import ChunkStore
+from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
+
+
+class Registry:
+    """One store's registry. Safe for threads; `refresh` before reading what others may have changed."""
+
+    def __init__(self, opened: OpenStore) -> None:
+        """Bring the fold up to date from the cache and the log.
+
+        Raises:
+            IntegrityError: entry 0 is not this store's, or the log was rolled back behind what this user has seen.
+        """
+        self.opened = opened
+        self._lock = threading.RLock()
+        self._model_keys: dict[bytes, ModelKeys] = {}
+        first = self._check_init()
+        self._cache = Cache(opened.home.cache_folder(opened.store), leaf_hash(first))
+        self._damaged_from: int | None = None
+        self._replay, self._state = self._load()
+        if self._doubtful():
+            # The cache may hold what has been repaired since; the log itself decides.
+            self._cache.clear()
+            self._replay, self._state = self._load()
+        self._check_remembered()
+
+    @property
+    def state(self) -> State:
+        """The fold as of the last refresh; treat as read-only."""
+        return self._state
+
+    @property
+    def cache(self) -> Cache:
+        """The local cache."""
+        return self._cache
+
+    def index(self) -> StateIndex:
+        """The index in force as of the last refresh."""
+        return StateIndex(self._state, self._cache)
+
+    def chunks(self) -> ChunkStore:
+        """The chunk store as of the last refresh."""
+        return ChunkStore(self.opened.access, self.index())
+
+    def refresh(self) -> State:
+        """Fold and index what others have added."""
+        with self._lock:
+            before = self._replay.attested().length
+            length = self._replay.length
+            for stored in read_from(self.opened, length):
+                self._replay.feed(stored)
+            if self._replay.length != length or self._state.length == 0:
+                self._state = self._marked(self._replay.current())
+                self._index_since(before)
+            return self._state
+
+    def check_writable(self) -> None:
+        """Raise unless this version may change the store.
+
+        Raises:
+            NewerFormat: an entry of a newer format is in the log.
+            IntegrityError: the log is damaged or has a hole.
+        """
+        state = self._state
+        if state.newer_from is not None:
+            raise NewerFormat(
+                f"log entry {state.newer_from} has a type that this version does not know: the store is read-only here",
+                hint="upgrade Cairn on this machine",
+            )
+        if state.damaged_from is not None:
+            raise IntegrityError(
+                f"log entry {state.damaged_from} is damaged, or one before it",
+                hint="intact checkpoints can still be read; run 'cairn verify --full', restore the entry from a copy",
+            )
+        check_no_hole(self.opened, self._replay.length)
+
+    def append(self, build: Callable[[State], Payload]) -> int:
+        """Append the entry that `build` makes of the newest state; returns its position.
+
+        `build` is called again whenever another writer was first, and raises what ends the attempt.
+
+        Raises:
+            ConflictError: the fold would refuse the entry.
+        """
+        opened = self.opened
+        write_id = opened.entropy.token(16)
+        with self._lock:
+
+            def head() -> int:
+                self.refresh()
+                self.check_writable()
+                return self._replay.length
+
+            def make(n: int) -> bytes:
+                payload = build(self._state)
+                entry = Entry(
+                    FORMAT, opened.tenant, opened.store, n, self._replay.root, TYPES[type(payload)],
+                    opened.identity.actor, write_id, opened.clock.wall_ns(), encode(payload),
+                )  # fmt: skip
+                reason = apply_payload(self._state.copy(), entry, payload)
+                if reason is not None:
+                    raise ConflictError(f"the {entry.type} entry would be void: {reason}")
+                return seal_entry(entry, opened.identity, opened.secrets.k_log, opened.entropy)
+
+            n, _ = append(opened, head, make)
+            self.refresh()
+            self._remember()
+            return n
+
+    def model_keys(self, model: ModelId) -> ModelKeys:
+        """Keys of a model, unwrapped once."""
+        with self._lock:
+            keys = self._model_keys.get(model)
+            if keys is None:
+                keys = self._model_keys[model] = open_model_keys(self.opened, model, self._state.models[model])
+            return keys
+
+    def checkpoint_owner(self, checkpoint: CheckpointId) -> ModelId | None:
+        """The model that a checkpoint belongs to."""
+        return next((ModelId(i) for i, model in self._state.models.items() if checkpoint in model.checkpoints), None)
+
+    def close(self) -> None:
+        """Release the cache."""
+        self._cache.close()
+
+    # --- start --------------------------------------------------------------------------------
+
+    def _check_init(self) -> bytes:
+        opened = self.opened
+        try:
+            stored = opened.backend.read(entry_name(0), 0, LOG_ENTRY_BYTES_MAX + 1)
+        except ObjectNotFound:
+            raise IntegrityError(
+                f"{opened.backend.url} has lost log entry 0", hint="restore it from a copy of the store"
+            ) from None
+        entry = open_entry(stored, 0, opened.tenant, opened.store, opened.secrets.k_log)
+        init = payload_of(entry)
+        if not isinstance(init, Init) or tenant_id(init.founding) != opened.tenant:
+            raise IntegrityError("log entry 0 is not the init entry of this store's tenant")
+        return stored
+
+    def _load(self) -> tuple[Replay, State]:
+        self._replay = self._start()
+        self._pieces_known = len(self._replay.attested().pieces)
+        self._state = self._replay.current()
+        return self._replay, self.refresh()
+
+    def _start(self) -> Replay:
+        opened = self.opened
+        cached = self._cache.fold()
+        state = State()
+        if cached is not None:
+            try:
+                plain = open_object(opened.secrets.k_log, opened.store, ObjectKind.CACHE, cached.fold, "cached fold")
+                state = decode_state(plain)
+            except (IntegrityError, ValueError):
+                # A damaged cache is worth nothing and costs nothing.
+                self._cache.clear()
+        return Replay(state, opened.tenant, opened.store, opened.secrets.k_log)
+
+    def _index_since(self, before: int) -> None:
+        """Add the pieces of new commits to the cache, and the fold with them."""
+        opened, attested = self.opened, self._replay.attested()
+        known, certain = self._pieces_known, len(attested.pieces)
+        added = [at for piece in attested.pieces[known:] for at in locations_of(opened, attested, piece)[0]]
+        fold = seal_object(opened.secrets.k_log, opened.store, ObjectKind.CACHE, encode_state(attested), opened.entropy)
+        self._cache.advance(before - 1, attested.length - 1, fold, added)
+        self._pieces_known = certain
+        if self._state.damaged_from is not None:
+            # Numbers of packs are guesses while entries are lost, so these never reach the cache.
+            self._cache.hold(
+                [at for piece in self._state.pieces[certain:] for at in locations_of(opened, self._state, piece)[0]]
+            )
+            self._cache.hold(salvage_packs(opened, self._state))
+
+    def _check_remembered(self) -> None:
+        head = self.opened.home.remembered_head(self.opened.store)
+        if head is not None and not self._agrees(head):
+            self._explain(head)
+        if self._state.damaged_from is None:
+            self._remember()
+
+    def _doubtful(self) -> bool:
+        head = self.opened.home.remembered_head(self.opened.store)
+        return self._state.damaged_from is not None or (head is not None and not self._agrees(head))
+
+    def _agrees(self, head: Head) -> bool:
+        """Whether the log continues the one whose head this user has seen."""
+        length = self._replay.length
+        if head.length == length:
+            return self._replay.root == head.root
+        return head.length < length and self._root_at(head.length) == head.root
+
+    def _explain(self, head: Head) -> None:
+        """Tell damage (the store stays readable) from a log that was rolled back or replaced (which raises)."""
+        length = self._replay.length
+        if head.length > length:
+            raise IntegrityError(
+                f"the log has {length} entries, but this user has seen {head.length}: the store was rolled back",
+                hint="restore the missing log entries from a copy of the store",
+            )
+        if self._state.damaged_from is not None:
+            return
+        changed = [void.n for void in self._state.voids if void.n < head.length and void.reason == UNREADABLE]
+        if not changed:
+            raise IntegrityError(
+                f"the first {head.length} log entries are not those that this user has seen: the log was replaced",
+                hint="compare the store with a copy; another client may know more entries",
+            )
+        # Damage to the newest entries contradicts no later one; only the memory of them shows it.
+        self._damaged_from = changed[0]
+        self._state = self._marked(self._state)
+
+    def _marked(self, state: State) -> State:
+        if self._damaged_from is not None and state.damaged_from is None:
+            state = state.copy()
+            state.damaged_from = self._damaged_from
+        return state
+
+    def _root_at(self, length: int) -> bytes:
+        """Root over the first entries: signed in the entry that follows them."""
+        stored = self.opened.backend.read(entry_name(length), 0, LOG_ENTRY_BYTES_MAX + 1)
+        try:
+            return open_entry(stored, length, self.opened.tenant, self.opened.store, self.opened.secrets.k_log).root
+        except IntegrityError:
+            return self._root_by_reading(length)
+
+    def _root_by_reading(self, length: int) -> bytes:
+        replay = Replay(State(), self.opened.tenant, self.opened.store, self.opened.secrets.k_log)
+        for stored in read_from(self.opened, 0):
+            if replay.length == length:
+                break
+            replay.feed(stored)
+        return replay.root
+
+    def _remember(self) -> None:
+        self.opened.home.remember_head(self.opened.store, Head(self._replay.length, self._replay.root))

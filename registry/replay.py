@@ -1,0 +1,106 @@
+"""Replays stored entries into a state, and tells void entries from damage.
+
+An entry that does not open, or is not allowed, is void: it counts as bytes and does nothing. An entry that is in
+order but whose signed root contradicts the bytes before it is *suspect*: either it lies or the bytes were changed.
+If a later entry's root agrees with all the bytes, the suspect lied and is void; if none does, the bytes are damaged:
+the suspects are applied for reading and writing stops.
+"""
+
+from cairn.core.errors import IntegrityError
+from cairn.core.ids import StoreId
+from cairn.registry.entries import Entry, open_entry, payload_of
+from cairn.registry.fold import apply_intact, apply_payload
+from cairn.registry.merkle import append_leaf, leaf_hash, root_of
+from cairn.registry.state import State, Void
+
+# Reason of a void entry whose bytes do not open: damage, or the work of a foreign hand.
+UNREADABLE = "it does not open, or its signature is bad"
+
+
+class Replay:
+    """Feeds entries to a state in order."""
+
+    def __init__(self, attested: State, tenant: bytes, store: StoreId, k_log: bytes) -> None:
+        self._attested = attested
+        self._identity = tenant, store, k_log
+        self._suspects: list[Entry] = []
+        self._late_voids: list[Void] = []
+        self._length, self._frontier = attested.length, attested.frontier
+
+    @property
+    def length(self) -> int:
+        """Entries fed so far, those of the starting state included."""
+        return self._length
+
+    @property
+    def root(self) -> bytes:
+        """Merkle root of all entries fed so far."""
+        return root_of(self._frontier)
+
+    def feed(self, stored: bytes) -> None:
+        """Take the entry at position `length`."""
+        n = self._length
+        entry, reason = self._open(stored, n)
+        if entry is not None and reason is None:
+            if entry.root == self.root:
+                self._settle()
+                self._apply(self._attested, entry)
+            else:
+                self._suspects.append(entry)
+        else:
+            self._late_voids.append(Void(n, reason or UNREADABLE))
+        self._frontier = append_leaf(self._frontier, n, leaf_hash(stored))
+        self._length = n + 1
+        if not self._suspects:
+            self._settle()
+
+    def attested(self) -> State:
+        """The state up to the last position that nothing contradicts; what may be cached."""
+        return self._attested
+
+    def current(self) -> State:
+        """The state to work with; `damaged_from` is set where bytes contradict a signed root."""
+        if not self._suspects:
+            return self._attested
+        state = self._attested.copy()
+        first = self._suspects[0].n
+        closed = [void.n for void in state.voids if void.reason == UNREADABLE and void.n < first]
+        state.damaged_from = max(closed, default=first)
+        for entry in self._suspects:
+            self._apply(state, entry, intact=True)
+        state.voids.extend(self._late_voids)
+        state.length, state.frontier = self._length, self._frontier
+        return state
+
+    def _open(self, stored: bytes, n: int) -> tuple[Entry | None, str | None]:
+        tenant, store, k_log = self._identity
+        try:
+            entry = open_entry(stored, n, tenant, store, k_log)
+        except IntegrityError:
+            return None, UNREADABLE
+        if n and entry.actor not in self._attested.owners:
+            return entry, "its actor has no right to write"
+        return entry, None
+
+    def _settle(self) -> None:
+        """All bytes so far are attested: what was suspect is void."""
+        lied = [Void(entry.n, "its signed root is wrong") for entry in self._suspects]
+        self._attested.voids.extend(sorted(lied + self._late_voids, key=lambda void: void.n))
+        self._suspects, self._late_voids = [], []
+        self._attested.length, self._attested.frontier = self._length, self._frontier
+
+    def _apply(self, state: State, entry: Entry, intact: bool = False) -> None:
+        try:
+            payload = payload_of(entry)
+        except IntegrityError as error:
+            state.voids.append(Void(entry.n, error.message))
+            return
+        if payload is None:
+            state.newer_from = state.newer_from if state.newer_from is not None else entry.n
+            return
+        if intact:
+            apply_intact(state, entry, payload)
+            return
+        reason = apply_payload(state, entry, payload)
+        if reason is not None:
+            state.voids.append(Void(entry.n, reason))

@@ -1,0 +1,74 @@
+"""Selectors: `model`, `model@ref`, `model@step:4000`, `model@<id prefix>`; split at the last `@`."""
+
+from dataclasses import dataclass
+
+from cairn.core.errors import NotFoundError, UsageError
+from cairn.core.ids import ID_PREFIX_HEX_MIN, CheckpointId, ModelId
+from cairn.registry.models import find_model, history, ref_value
+from cairn.registry.names import MAIN
+from cairn.registry.registry import Registry
+
+_STEP = "step:"
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """A parsed selector: model name, and what is selected in it (a ref name, `step:N`, or an id prefix)."""
+
+    model: str
+    revision: str
+
+
+def parse_selector(text: str) -> Selector:
+    """Parse a selector; a bare model means its main branch.
+
+    Raises:
+        UsageError: model or revision is empty.
+    """
+    model, at, revision = text.rpartition("@")
+    if not at:
+        model, revision = text, MAIN
+    if not model or not revision:
+        raise UsageError(f"{text[:80]!r} is not a selector", hint="write MODEL, MODEL@REF, MODEL@step:N or MODEL@ID")
+    return Selector(model, revision)
+
+
+def resolve(registry: Registry, text: str) -> tuple[ModelId, CheckpointId]:
+    """Model and checkpoint that a selector means: refs first, then steps of main's ancestry, then id prefixes.
+
+    Raises:
+        NotFoundError: nothing of that name, or the prefix fits several.
+    """
+    selector = parse_selector(text)
+    model = find_model(registry, selector.model)
+    revision = selector.revision
+    tip = ref_value(registry, model, revision)
+    if tip is not None:
+        return model, tip
+    if revision.startswith(_STEP):
+        return model, _by_step(registry, model, revision)
+    return model, _by_prefix(registry, model, selector)
+
+
+def _by_step(registry: Registry, model: ModelId, revision: str) -> CheckpointId:
+    digits = revision.removeprefix(_STEP)
+    if not digits.isascii() or not digits.isdigit():
+        raise UsageError(f"{revision[:80]!r} does not name a step", hint="write step: and a whole number")
+    for line in history(registry, model, ref_value(registry, model, MAIN)):
+        if line.meta.step == int(digits):
+            return line.id
+    raise NotFoundError(f"no checkpoint of step {digits} on {MAIN!r}", hint="'cairn log MODEL' shows the steps")
+
+
+def _by_prefix(registry: Registry, model: ModelId, selector: Selector) -> CheckpointId:
+    prefix = selector.revision.lower()
+    if len(prefix) >= ID_PREFIX_HEX_MIN and all(c in "0123456789abcdef" for c in prefix):
+        found = [i for i in registry.state.models[model].checkpoints if i.hex().startswith(prefix)]
+        if len(found) == 1:
+            return CheckpointId(found[0])
+        if found:
+            raise NotFoundError(f"id prefix {prefix} fits {len(found)} checkpoints", hint="write more digits")
+    raise NotFoundError(
+        f"model {selector.model!r} has no ref or checkpoint {selector.revision[:80]!r}",
+        hint="'cairn branch MODEL' and 'cairn tag MODEL' list refs, 'cairn log MODEL' lists checkpoints",
+    )

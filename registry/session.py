@@ -1,0 +1,104 @@
+"""Sessions: what protects a writer's uploads until its commit.
+
+A session object is created before the first upload and holds the collection epoch that the writer has seen;
+numbered heartbeat objects beside it show that the writer lives. Both go when the writer ends. A writer that dies
+leaves them, and a collector gives the session up after the store's silence time.
+"""
+
+import contextlib
+import threading
+
+import msgspec
+
+from cairn.core.canonical import encode
+from cairn.core.errors import CairnError, TryAgain
+from cairn.core.ids import RANDOM_ID_BYTES, SessionId
+from cairn.registry.opened import OpenStore
+from cairn.store.crypto.objects import ObjectKind, seal_object
+
+FOLDER = "sessions"
+
+
+class SessionRecord(msgspec.Struct, frozen=True):
+    """What a session object says (sealed under K_log)."""
+
+    session: bytes
+    epoch: int
+    actor: bytes
+    claimed_at: int
+
+
+class Session:
+    """One writer's session; opened lazily by the first upload. Use as a context manager."""
+
+    def __init__(self, opened: OpenStore, epoch: int, heartbeat_seconds: float) -> None:
+        self.epoch = epoch
+        self.id = SessionId(opened.entropy.token(RANDOM_ID_BYTES))
+        self._opened = opened
+        self._heartbeat_seconds = heartbeat_seconds
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._beater: threading.Thread | None = None
+        self._beats = 0
+
+    @property
+    def name(self) -> str:
+        """Folder of the session's objects in the backend."""
+        return f"{FOLDER}/{self.id.hex()}"
+
+    def ensure_open(self) -> SessionId:
+        """Create the session object on first call; returns the session's id."""
+        with self._lock:
+            if self._beater is None:
+                self._reclaim_others()
+                record = SessionRecord(self.id, self.epoch, self._opened.identity.actor, self._opened.clock.wall_ns())
+                opened = self._opened
+                sealed = seal_object(
+                    opened.secrets.k_log, opened.store, ObjectKind.SESSION, encode(record), opened.entropy
+                )
+                opened.backend.create(f"{self.name}/open", [sealed])
+                self._beater = threading.Thread(target=self._beat, name="cairn-heartbeat", daemon=True)
+                self._beater.start()
+            return self.id
+
+    def _reclaim_others(self) -> None:
+        """Free what writers of other sessions left behind unfinished when they were killed."""
+        for other in self._opened.backend.folders(FOLDER):
+            with contextlib.suppress(CairnError):
+                self._opened.backend.reclaim(f"objects/{other}")
+
+    def _beat(self) -> None:
+        while not self._ended.wait(self._heartbeat_seconds):
+            # A beat that fails is made up by the next one; silence is what counts.
+            with contextlib.suppress(CairnError):
+                self._opened.backend.create(f"{self.name}/beat-{self._beats + 1}", [b""])
+                self._beats += 1
+                if self._beats > 1:
+                    self._opened.backend.delete(f"{self.name}/beat-{self._beats - 1}")
+
+    def end(self) -> None:
+        """Stop the heartbeat and remove the session's objects; uploads without a commit become collectable."""
+        self._ended.set()
+        with self._lock:
+            if self._beater is None:
+                return
+            self._beater.join()
+            self._beater = None
+        with contextlib.suppress(CairnError):
+            if self._beats:
+                self._opened.backend.delete(f"{self.name}/beat-{self._beats}")
+            self._opened.backend.delete(f"{self.name}/open")
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def abandon(self) -> None:
+        """Stop the heartbeat and leave the session's objects: its silence will end it, late enough."""
+        self._ended.set()
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        # While an answer is open, a commit may yet appear: until then its uploads must stay protected.
+        if kind is not None and issubclass(kind, TryAgain):
+            self.abandon()
+        else:
+            self.end()

@@ -1,0 +1,55 @@
+"""Cairn: a content-addressed checkpoint store and registry for large-model training.
+
+    registry = cairn.open_store("path/to/folder")
+    result = cairn.commit(registry, Path("run/step-4000"), "llama", cairn.CommitOptions(step=4000))
+    cairn.checkout(registry, *cairn.resolve(registry, "llama@step:4000"), Path("out"))
+
+Names are loaded on first use, so that importing the package costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cairn.core.errors import CairnError
+    from cairn.registry.registry import Registry
+    from cairn.registry.selectors import resolve
+    from cairn.workspace.checkout import CheckoutResult, checkout
+    from cairn.workspace.commit import CommitOptions, CommitResult, commit
+    from cairn.workspace.stores import create_store, open_store
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "CairnError": "core.errors",
+    "CheckoutResult": "workspace.checkout",
+    "CommitOptions": "workspace.commit",
+    "CommitResult": "workspace.commit",
+    "Registry": "registry.registry",
+    "checkout": "workspace.checkout",
+    "commit": "workspace.commit",
+    "create_store": "workspace.stores",
+    "open_store": "workspace.stores",
+    "resolve": "registry.selectors",
+}
+
+__all__ = [
+    "CairnError",
+    "CheckoutResult",
+    "CommitOptions",
+    "CommitResult",
+    "Registry",
+    "__version__",
+    "checkout",
+    "commit",
+    "create_store",
+    "open_store",
+    "resolve",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'cairn' has no attribute {name!r}")
+    return getattr(import_module(f"cairn.{home}"), name)

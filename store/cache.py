@@ -1,0 +1,264 @@
+"""The local cache: index, fold and file digests of one store, on this host (LMDB).
+
+Everything in it can be computed again, so it may be deleted at any time, and a cache that cannot be written
+(full disk, read-only home) costs speed, never correctness: what does not fit is kept in memory.
+It is bound to one store's init entry, advances by whole positions of the log, and never moves back.
+One environment per process and path; a forked child opens its own.
+"""
+
+import contextlib
+import os
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmdb
+
+from cairn.core.ids import ContentId
+from cairn.store.index import Location
+
+# Address space, not disk: the file grows as it is used. The smaller one is for hosts that limit address space.
+_MAP_BYTES = (1 << 38, 1 << 32, 1 << 28)
+_LOCATION = struct.Struct("<IQI")
+_BOUND, _POSITION, _FOLD, _BAD = b"bound", b"position", b"fold", b"bad"
+
+
+@dataclass(frozen=True, slots=True)
+class CachedFold:
+    """The fold as of a log position, in the registry's own (authenticated) encoding."""
+
+    position: int
+    fold: bytes
+
+
+class Cache:
+    """Index, fold and file records of one store. Safe for threads; processes share it through LMDB."""
+
+    def __init__(self, folder: Path | None, bound: bytes) -> None:
+        """Open or create.
+
+        Args:
+            folder: where the environment lies; `None` keeps it in a temporary folder of this process.
+            bound: hash of the init entry; a cache bound to anything else is emptied.
+        """
+        self._lock = threading.RLock()
+        self._overlay: dict[bytes, bytes] = {}
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._bound = bound
+        self._environment, self._pid = self._open(folder), os.getpid()
+
+    # --- the log's fold and the index, moving together ---------------------------------------
+
+    def fold(self) -> CachedFold | None:
+        """The cached fold, if any."""
+        with self._read() as transaction:
+            if transaction is None:
+                return None
+            position, fold = transaction.get(_POSITION, db=self._meta), transaction.get(_FOLD, db=self._meta)
+        if position is None or fold is None:
+            return None
+        return CachedFold(int.from_bytes(position, "big"), bytes(fold))
+
+    def advance(self, base: int, to: int, fold: bytes, added: Iterable[tuple[ContentId, Location]]) -> bool:
+        """Move from log position `base` to `to`, adding index entries; -1 stands for an empty cache.
+
+        Returns:
+            False if another process moved the cache meanwhile, or it cannot be written; the new entries are
+            then kept in memory and the cache stays as it is.
+        """
+        additions = _joined(added)
+        with self._lock:
+            try:
+                stored = self._write(base, to, fold, additions)
+            except (lmdb.Error, OSError):
+                stored = False
+            if not stored:
+                self._hold(additions)
+            return stored
+
+    def hold(self, added: Iterable[tuple[ContentId, Location]]) -> None:
+        """Add index entries in memory only, for this object's life."""
+        with self._lock:
+            self._hold(_joined(added))
+
+    def _hold(self, additions: dict[bytes, bytes]) -> None:
+        for key, records in additions.items():
+            self._overlay[key] = self._overlay.get(key, b"") + records
+
+    def _write(self, base: int, to: int, fold: bytes, additions: dict[bytes, bytes]) -> bool:
+        environment = self._live()
+        if environment is None:
+            return False
+        with environment.begin(write=True) as transaction:
+            at = transaction.get(_POSITION, db=self._meta)
+            if (-1 if at is None else int.from_bytes(at, "big")) != base:
+                return False
+            for key, records in additions.items():
+                old = transaction.get(key, b"", db=self._ids)
+                transaction.put(key, bytes(old) + records, db=self._ids)
+            transaction.put(_POSITION, to.to_bytes(8, "big"), db=self._meta)
+            transaction.put(_FOLD, fold, db=self._meta)
+        return True
+
+    def clear(self) -> None:
+        """Forget everything."""
+
+        def drop(transaction: lmdb.Transaction) -> None:
+            for database in (self._meta, self._ids, self._files):
+                transaction.drop(database, delete=False)
+            transaction.put(_BOUND, self._bound, db=self._meta)
+
+        with self._lock:
+            self._overlay.clear()
+            self._try_write(drop)
+
+    def locations(self, identifier: ContentId, marked: bool = False) -> list[Location]:
+        """Every known place of a content id, best first: newest first, and those marked bad last, if asked for."""
+        with self._lock, self._read() as transaction:
+            records, marks = self._overlay.get(identifier, b""), b""
+            if transaction is not None:
+                records = bytes(transaction.get(identifier, b"", db=self._ids)) + records
+                marks = bytes(transaction.get(_BAD + identifier, b"", db=self._meta))
+        bad = _records(marks)
+        known = list(reversed(dict.fromkeys(_records(records))))
+        ordered = [one for one in known if one not in bad] + [one for one in known if marked and one in bad]
+        return [Location(*_LOCATION.unpack(record)) for record in ordered]
+
+    def mark(self, identifier: ContentId, location: Location, bad: bool) -> None:
+        """Note that a place's bytes failed (new content is then stored anew), or that they are good again."""
+        record = _LOCATION.pack(location.pack, location.offset, location.length)
+
+        def change(transaction: lmdb.Transaction) -> None:
+            old = _records(bytes(transaction.get(_BAD + identifier, b"", db=self._meta)))
+            new = [one for one in old if one != record] + ([record] if bad else [])
+            if new:
+                transaction.put(_BAD + identifier, b"".join(new), db=self._meta)
+            else:
+                transaction.delete(_BAD + identifier, db=self._meta)
+
+        self._try_write(change)
+
+    # --- files ---------------------------------------------------------------------------------
+
+    def get_file(self, key: bytes) -> bytes | None:
+        """The sealed record of a file seen before, by keyed hash of its identity."""
+        with self._read() as transaction:
+            value = None if transaction is None else transaction.get(key, db=self._files)
+        return None if value is None else bytes(value)
+
+    def put_files(self, records: dict[bytes, bytes]) -> None:
+        """Remember sealed file records; silently does nothing where the cache cannot be written."""
+
+        def add(transaction: lmdb.Transaction) -> None:
+            for key, value in records.items():
+                transaction.put(key, value, db=self._files)
+
+        self._try_write(add)
+
+    def close(self) -> None:
+        """Let go of the environment; others in this process may still use it. A temporary one is removed."""
+        with self._lock:
+            environment, self._environment = self._environment, None
+            if self._temporary is not None and self._pid == os.getpid():
+                if environment is not None:
+                    environment.close()
+                self._temporary.cleanup()
+
+    # --- environment ---------------------------------------------------------------------------
+
+    def _open(self, folder: Path | None) -> "lmdb.Environment | None":
+        if folder is not None:
+            with contextlib.suppress(OSError, lmdb.Error):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                return self._bind(folder)
+        with contextlib.suppress(OSError, lmdb.Error):
+            self._temporary = tempfile.TemporaryDirectory(prefix="cairn-cache-")
+            return self._bind(Path(self._temporary.name))
+        return None
+
+    def _bind(self, folder: Path) -> "lmdb.Environment":
+        self._folder = folder
+        environment = _environment(folder)
+        self._meta = environment.open_db(b"meta")
+        self._ids = environment.open_db(b"ids")
+        self._files = environment.open_db(b"files")
+        with environment.begin() as transaction:
+            same = transaction.get(_BOUND, db=self._meta) == self._bound
+        if not same:
+            with environment.begin(write=True) as transaction:
+                for database in (self._meta, self._ids, self._files):
+                    transaction.drop(database, delete=False)
+                transaction.put(_BOUND, self._bound, db=self._meta)
+        return environment
+
+    def _live(self) -> "lmdb.Environment | None":
+        if self._environment is not None and self._pid != os.getpid():
+            self._environment, self._pid = self._open(self._folder), os.getpid()
+        return self._environment
+
+    @contextlib.contextmanager
+    def _read(self) -> "Iterator[lmdb.Transaction | None]":
+        with self._lock:
+            environment = self._live()
+            if environment is None:
+                yield None
+                return
+            with environment.begin() as transaction:
+                yield transaction
+
+    def _try_write(self, work: "Callable[[lmdb.Transaction], None]") -> None:
+        with self._lock:
+            environment = self._live()
+            if environment is None:
+                return
+            with contextlib.suppress(lmdb.Error, OSError), environment.begin(write=True) as transaction:
+                work(transaction)
+
+
+_OPEN: dict[tuple[int, str], "lmdb.Environment"] = {}
+_OPEN_LOCK = threading.Lock()
+
+
+def _environment(folder: Path) -> "lmdb.Environment":
+    """The one environment of this process for a path: LMDB's locks break when a path is opened twice."""
+    key = (os.getpid(), str(folder.resolve()))
+    with _OPEN_LOCK:
+        environment = _OPEN.get(key)
+        if environment is None or not _usable(environment):
+            environment = _OPEN[key] = _map(folder)
+        return environment
+
+
+def _usable(environment: "lmdb.Environment") -> bool:
+    try:
+        environment.stat()
+    except lmdb.Error:
+        return False
+    return True
+
+
+def _map(folder: Path) -> "lmdb.Environment":
+    for size in _MAP_BYTES:
+        try:
+            return lmdb.open(str(folder), map_size=size, max_dbs=4, max_readers=512, mode=0o600, lib_version=0)
+        except lmdb.MemoryError:
+            if size == _MAP_BYTES[-1]:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _joined(added: Iterable[tuple[ContentId, Location]]) -> dict[bytes, bytes]:
+    """Records by id, each once."""
+    additions: dict[bytes, bytes] = {}
+    for identifier, location in added:
+        record = _LOCATION.pack(location.pack, location.offset, location.length)
+        if record not in _records(additions.get(identifier, b"")):
+            additions[identifier] = additions.get(identifier, b"") + record
+    return additions
+
+
+def _records(joined: bytes) -> list[bytes]:
+    return [joined[i : i + _LOCATION.size] for i in range(0, len(joined), _LOCATION.size)]

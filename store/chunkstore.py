@@ -1,0 +1,308 @@
+"""The chunk store: each distinct content is stored once.
+
+Writing, per chunk: digest -> known? -> encode -> seal -> pack. A `ChunkWriter` belongs to one thread and owns one
+open pack; any number of them, in any number of processes, may write into one store at once. Hashing, sealing
+and writing release the GIL; a chunk is copied once, by encryption into the pack's buffer.
+"""
+
+import mmap
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cairn.core.buffers import Buffer
+from cairn.core.clock import Entropy
+from cairn.core.errors import IntegrityError, MissingData, ObjectNotFound
+from cairn.core.ids import OBJECT_RANDOM_BYTES, ContentId, Digest, SessionId, StoreId, short
+from cairn.core.limits import CHUNK_BYTES_MAX, PACK_BYTES_TARGET
+from cairn.store import codec, pack
+from cairn.store.backends.contract import Backend
+from cairn.store.codec import CodecPolicy
+from cairn.store.crypto.chunks import OVERHEAD_BYTES, open_into, parse_header, seal_into
+from cairn.store.crypto.tenant import ContentType, TenantKeys
+from cairn.store.fills import fill_digest, fill_of
+from cairn.store.index import Location, PackRef, PieceEntry
+from cairn.store.pack import PackedChunk
+
+# Every that many chunks of a pack one is opened and compared before the pack leaves memory.
+_VERIFY_EVERY = 64
+
+
+class Index(Protocol):
+    """Where known content lies, as of one position of the log."""
+
+    def locations(self, identifier: ContentId, marked: bool = False) -> list[Location]:
+        """Places in packs that are in force, best first; with `marked` also those whose bytes failed before, last."""
+        ...
+
+    def pack(self, number: int) -> PackRef:
+        """Name and size of a numbered pack."""
+        ...
+
+    def mark(self, identifier: ContentId, location: Location, bad: bool) -> None:
+        """Note that a place's bytes failed, or are good again."""
+        ...
+
+
+@dataclass(slots=True)
+class WriteCounts:
+    """What a writer stored (new) and what was there already (reused). Bytes are plaintext; `bytes_stored` is sealed."""
+
+    chunks_new: int = 0
+    bytes_new: int = 0
+    bytes_stored: int = 0
+    chunks_reused: int = 0
+    bytes_reused: int = 0
+
+    def add(self, other: "WriteCounts") -> None:
+        """Sum up."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass(slots=True)
+class Written:
+    """What one save has put into packs so far; shared by its writers."""
+
+    packs: list[PackRef] = field(default_factory=list)
+    entries: list[PieceEntry] = field(default_factory=list)
+    relied: set[int] = field(default_factory=set)
+    counts: WriteCounts = field(default_factory=WriteCounts)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAccess:
+    """What reading and writing content needs."""
+
+    backend: Backend
+    store: StoreId
+    keys: TenantKeys
+    k_index: bytes = field(repr=False)
+    entropy: Entropy
+
+
+class ChunkStore:
+    """Content of one store."""
+
+    def __init__(self, access: StoreAccess, index: Index) -> None:
+        self.access = access
+        self.index = index
+
+    def read(self, kind: ContentType, digest: Digest) -> bytes:
+        """Read, authenticate and recompute the digest of one chunk or page, trying every known place.
+
+        Raises:
+            MissingData: no place is known or left.
+            IntegrityError: every place is damaged.
+        """
+        filled = fill_of(digest)
+        if filled is not None:
+            raise ValueError("a fill has no stored chunk")
+        identifier = self.access.keys.of(kind).content_id(digest)
+        failure: Exception | None = None
+        for location in self.index.locations(identifier, marked=True):
+            name = self.index.pack(location.pack).name
+            try:
+                sealed = self.access.backend.read(name, location.offset, location.length)
+                data = bytes(self.open(kind, digest, memoryview(sealed), f"chunk {short(identifier)} in {name}"))
+            except (IntegrityError, ObjectNotFound) as error:
+                self.index.mark(identifier, location, bad=True)
+                failure = error
+            else:
+                self.index.mark(identifier, location, bad=False)
+                return data
+        if failure is not None:
+            raise IntegrityError(
+                f"{kind.name.lower()} {short(identifier)} cannot be read: {failure}",
+                hint="run 'cairn verify --full' to see what is affected",
+            )
+        raise MissingData(
+            f"{kind.name.lower()} {short(identifier)} is in no pack that is in force",
+            hint="run 'cairn verify --full' to see what is affected",
+        )
+
+    def open(
+        self, kind: ContentType, digest: Digest, sealed: memoryview, what: str, target: memoryview | None = None
+    ) -> Buffer:
+        """Open a sealed chunk and recompute its digest.
+
+        Args:
+            target: where to decrypt to, at least as long as the plaintext; the result is then a slice of it
+                unless the chunk was compressed.
+
+        Raises:
+            IntegrityError: damaged, or other content than the digest says.
+        """
+        header = parse_header(sealed, what)
+        if header.type is not kind:
+            raise IntegrityError(f"{what} is a {header.type.name.lower()}, not a {kind.name.lower()}")
+        length = len(sealed) - OVERHEAD_BYTES
+        plain = target[:length] if target is not None and len(target) >= length else memoryview(bytearray(length))
+        open_into(self.access.keys, digest, sealed, plain, what)
+        data = codec.decode(header.codec, plain, header.raw_length, what)
+        if self.access.keys.of(kind).digest(data) != digest:
+            raise IntegrityError(f"{what} holds other bytes than its digest says: its writer was faulty")
+        return data
+
+    def save(self, session: "ObjectNamer", policy: CodecPolicy = CodecPolicy.RAW) -> "ChunkSave":
+        """Start putting content into packs of a session."""
+        return ChunkSave(self, session, policy)
+
+
+class ObjectNamer(Protocol):
+    """Hands out the session under which new objects lie, opening it on first use."""
+
+    def ensure_open(self) -> SessionId:
+        """The session's id; its object exists when this returns."""
+        ...
+
+
+class ChunkSave:
+    """One save's view of the chunk store: what it knows, relies on and has written."""
+
+    def __init__(self, chunks: ChunkStore, session: ObjectNamer, policy: CodecPolicy) -> None:
+        self.chunks = chunks
+        self.session = session
+        self.policy = policy
+        self.written = Written()
+        self._lock = threading.Lock()
+        self._claimed: set[ContentId] = set()
+        self._packs_checked: dict[int, bool] = {}
+
+    def writer(self) -> "ChunkWriter":
+        """A writer for the calling thread."""
+        return ChunkWriter(self)
+
+    def claim(self, identifier: ContentId) -> bool:
+        """Whether the caller is to store this content; False if it is stored or another writer is at it."""
+        with self._lock:
+            if identifier in self._claimed:
+                return False
+            self._claimed.add(identifier)
+        return not self.rely(identifier)
+
+    def rely(self, identifier: ContentId) -> bool:
+        """Whether the store holds this content already; the save then relies on the pack that has it."""
+        for location in self.chunks.index.locations(identifier):
+            if self._present(location):
+                with self._lock:
+                    self.written.relied.add(location.pack)
+                return True
+        return False
+
+    def _present(self, location: Location) -> bool:
+        """Whether the pack is there at its full size; asked once a pack and save."""
+        present = self._packs_checked.get(location.pack)
+        if present is None:
+            ref = self.chunks.index.pack(location.pack)
+            try:
+                present = self.chunks.access.backend.size(ref.name) == ref.size
+            except ObjectNotFound:
+                present = False
+            self._packs_checked[location.pack] = present
+        return present
+
+    def publish_pack(self, ref: PackRef, chunks: Iterable[PackedChunk]) -> None:
+        """Record a pack that is durable now."""
+        with self._lock:
+            number = len(self.written.packs)
+            self.written.packs.append(ref)
+            self.written.entries.extend(PieceEntry(chunk.id, number, chunk.offset, chunk.length) for chunk in chunks)
+
+    def count(self, counts: WriteCounts) -> None:
+        """Add a writer's counts."""
+        with self._lock:
+            self.written.counts.add(counts)
+
+
+class ChunkWriter:
+    """Puts chunks into packs; one a thread. Use as a context manager: leaving it uploads the open pack."""
+
+    def __init__(self, save: ChunkSave) -> None:
+        self._save = save
+        self._access = save.chunks.access
+        self._buffer: mmap.mmap | None = None
+        self._used = 0
+        self._chunks: list[PackedChunk] = []
+        self._samples: list[tuple[ContentType, Digest, PackedChunk]] = []
+        self._target_bytes = PACK_BYTES_TARGET
+        self.counts = WriteCounts()
+
+    def put(self, kind: ContentType, data: Buffer, width: int = 1) -> Digest:
+        """Store a chunk or page unless its content is known; returns its digest.
+
+        Args:
+            data: at most `CHUNK_BYTES_MAX` bytes; not kept after return.
+            width: bytes of an element, for the codec.
+        """
+        length = len(data)
+        if length > CHUNK_BYTES_MAX:
+            raise ValueError(f"a chunk of {length} bytes is over the limit of {CHUNK_BYTES_MAX}")
+        filled = fill_digest(data) if kind is ContentType.CHUNK else None
+        if filled is not None:
+            self._count_reused(length)
+            return filled
+        keys = self._access.keys.of(kind)
+        digest = keys.digest(data)
+        if not self._save.claim(keys.content_id(digest)):
+            self._count_reused(length)
+            return digest
+        code, encoded = codec.encode(self._save.policy, data, width)
+        self._append(kind, digest, code, length, encoded)
+        return digest
+
+    def _count_reused(self, length: int) -> None:
+        self.counts.chunks_reused += 1
+        self.counts.bytes_reused += length
+
+    def _append(self, kind: ContentType, digest: Digest, code: int, raw_length: int, encoded: Buffer) -> None:
+        if self._chunks and self._used + len(encoded) + OVERHEAD_BYTES > self._target_bytes:
+            self.flush()
+        if self._buffer is None:
+            # Anonymous memory: unused pages cost nothing. Kept for the next pack, since each fresh page costs a fault.
+            self._buffer = mmap.mmap(-1, self._target_bytes + CHUNK_BYTES_MAX + OVERHEAD_BYTES)
+        if not self._used:
+            self._buffer[: len(pack.HEADER)] = pack.HEADER
+            self._used = len(pack.HEADER)
+        with memoryview(self._buffer) as whole, whole[self._used :] as target:
+            stored = seal_into(self._access.keys, kind, digest, code, raw_length, encoded, target, self._access.entropy)
+        chunk = PackedChunk(self._access.keys.of(kind).content_id(digest), self._used, stored)
+        if len(self._chunks) % _VERIFY_EVERY == 0:
+            self._samples.append((kind, digest, chunk))
+        self._chunks.append(chunk)
+        self._used += stored
+        self.counts.chunks_new += 1
+        self.counts.bytes_new += raw_length
+        self.counts.bytes_stored += stored
+
+    def flush(self) -> None:
+        """Upload the open pack; durable when this returns."""
+        if self._buffer is None or not self._chunks:
+            return
+        session = self._save.session.ensure_open()
+        random = self._access.entropy.token(OBJECT_RANDOM_BYTES)
+        tail = pack.seal_footer(self._access.k_index, self._access.store, self._chunks, self._access.entropy)
+        ref = PackRef(session, random, self._used + len(tail))
+        with memoryview(self._buffer) as whole, whole[: self._used] as sealed:
+            self._check_samples(sealed)
+            self._access.backend.create(ref.name, [sealed, tail])
+        self._save.publish_pack(ref, self._chunks)
+        self._used, self._chunks, self._samples = 0, [], []
+
+    def _check_samples(self, sealed: memoryview) -> None:
+        """Open a sample again before the pack leaves memory: a bad bit in RAM must not become a checkpoint."""
+        for kind, digest, chunk in self._samples:
+            with sealed[chunk.offset : chunk.offset + chunk.length] as one:
+                self._save.chunks.open(kind, digest, one, f"chunk {short(chunk.id)} in memory")
+
+    def __enter__(self) -> "ChunkWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None:
+            self.flush()
+            self._save.count(self.counts)
+        if self._buffer is not None:
+            self._buffer.close()
+            self._buffer = None

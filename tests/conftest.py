@@ -1,0 +1,24 @@
+"""What all tests share: how Hypothesis runs, and the seed that repeats a run."""
+
+import secrets
+
+import pytest
+from hypothesis import settings
+
+# Shared checks state their failures as plainly as tests do.
+pytest.register_assert_rewrite("tests.contracts", "tests.faults")
+
+settings.register_profile("cairn", deadline=None, derandomize=False, print_blob=True)
+settings.load_profile("cairn")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the seed here, before Hypothesis and xdist read it, so that it can be printed."""
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(secrets.randbits(32))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how to draw the same examples again."""
+    terminalreporter.write_line(f"same examples: --hypothesis-seed={terminalreporter.config.option.hypothesis_seed}")

@@ -1,0 +1,286 @@
+"""A tree becomes a checkpoint.
+
+Order: scan -> parse and chunk each file (or take its record from the cache) -> pages -> compare with the tip ->
+publish. Nothing is visible before the last step; interrupting earlier leaves uploads that a later collection removes.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cairn.core.canonical import encode
+from cairn.core.errors import BadName, IntegrityError, NotFoundError
+from cairn.core.ids import CheckpointId, ContentId, Digest, ModelId
+from cairn.core.limits import ENTRY_DIGEST_BYTES_MAX, MEMORY_BUDGET_BYTES, PACK_BYTES_TARGET
+from cairn.core.pool import Pool
+from cairn.manifests.pages import check_page_size, paginate
+from cairn.manifests.schema import (
+    ComponentRoot,
+    DigestPage,
+    FileEntry,
+    FilePage,
+    Page,
+    Parent,
+    TensorEntry,
+    TensorPage,
+)
+from cairn.registry.checkpoint import CheckpointManifest
+from cairn.registry.models import CommitMeta, ensure_model, find_model, is_branch, open_meta, ref_value
+from cairn.registry.names import MAIN, check_model_name, check_ref_name
+from cairn.registry.publish import Draft, publish
+from cairn.registry.registry import Registry
+from cairn.registry.session import Session
+from cairn.store.chunkstore import ChunkSave, ChunkWriter, WriteCounts
+from cairn.store.codec import CodecPolicy
+from cairn.store.crypto.components import ComponentClass
+from cairn.store.crypto.tenant import ContentType
+from cairn.store.fills import fill_of
+from cairn.workspace.filecache import FileCache
+from cairn.workspace.ingest import READ_BYTES_MAX, FileIngest, Job
+from cairn.workspace.layout import lay_out
+from cairn.workspace.naming import choose_scopes, tensor_entries
+from cairn.workspace.parsing import OPAQUE, parse_file
+from cairn.workspace.progress import Progress, Silent
+from cairn.workspace.record import FileRecord, chunks_of, record_bytes
+from cairn.workspace.source import FileSource
+from cairn.workspace.tree import Node, Tree, scan
+
+# What one worker holds at most: an open pack and the range that it read.
+_WORKER_BYTES = PACK_BYTES_TARGET + READ_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOptions:
+    """How to commit.
+
+    Args:
+        opaque: keep all files as plain bytes, parse nothing.
+        always: make a checkpoint even if the branch's tip has the same content, step and message.
+    """
+
+    branch: str = MAIN
+    step: int | None = None
+    message: str = ""
+    opaque: bool = False
+    always: bool = False
+    codec: CodecPolicy = CodecPolicy.RAW
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """What a commit did. `counts` are of data chunks; bytes are plaintext unless named stored."""
+
+    checkpoint: CheckpointId
+    model: ModelId
+    created: bool
+    files: int
+    tensors: int
+    bytes_logical: int
+    counts: WriteCounts
+    manifest: WriteCounts
+    warnings: tuple[str, ...]
+
+
+def commit(
+    registry: Registry, path: Path, model_name: str, options: CommitOptions, progress: Progress | None = None
+) -> CommitResult:
+    """Commit a file or folder to a branch of a model, which is created if it does not exist.
+
+    Raises:
+        BadInput, InputChanged: the tree cannot be stored as it is.
+        RefMoved: another writer moved the branch meanwhile.
+    """
+    check_model_name(model_name)
+    check_ref_name(options.branch)
+    return _Commit(registry, path, model_name, options, progress or Silent()).run()
+
+
+@dataclass(slots=True)
+class _Commit:
+    registry: Registry
+    path: Path
+    model_name: str
+    options: CommitOptions
+    progress: Progress
+    save: ChunkSave = field(init=False)
+    records: dict[bytes, FileRecord] = field(default_factory=dict)
+    unread: list[tuple[bytes, FileIngest, int]] = field(default_factory=list)
+    manifest: WriteCounts = field(default_factory=WriteCounts)
+
+    def run(self) -> CommitResult:
+        registry = self.registry
+        state = registry.refresh()
+        hit_position = state.length - 1
+        model = self._existing_model()
+        expected = None
+        if model is not None:
+            if not is_branch(registry, model, self.options.branch):
+                raise BadName(f"{self.options.branch!r} is a tag: a commit moves a branch")
+            expected = ref_value(registry, model, self.options.branch)
+        tree = scan(self.path)
+        with Session(registry.opened, state.epoch, state.heartbeat_seconds) as session:
+            self.save = registry.chunks().save(session, self.options.codec)
+            self._ingest(tree, model)
+            tensors, files = self._entries(tree)
+            components, reachable = self._pages(tensors, files)
+            meta = CommitMeta(self.options.message, self.options.step)
+            if model is not None and expected is not None and self._same_as_tip(model, expected, components, meta):
+                self._remember(tree, model)
+                return self._result(expected, model, False, tensors)
+            model = model if model is not None else ensure_model(registry, self.model_name)
+            self.progress.stage("publish")
+            parents = (Parent("continue", expected),) if expected is not None else ()
+            draft = Draft(
+                model, self.options.branch, expected, components, reachable, parents, meta,
+                self.save.written, hit_position,
+            )  # fmt: skip
+            checkpoint = publish(registry, session, draft)
+        self._remember(tree, model)
+        return self._result(checkpoint, model, True, tensors)
+
+    def _existing_model(self) -> ModelId | None:
+        try:
+            return find_model(self.registry, self.model_name)
+        except NotFoundError:
+            self.registry.check_writable()
+            return None
+
+    # --- files ---------------------------------------------------------------------------------
+
+    def _ingest(self, tree: Tree, model: ModelId | None) -> None:
+        files = [node for node in tree.nodes if node.kind == "file"]
+        self.progress.stage("read", sum(node.size for node in files))
+        threads = max(1, min(MEMORY_BUDGET_BYTES // _WORKER_BYTES, (os.cpu_count() or 1) + 1))
+        try:
+            Pool[Job](threads, self._work).run(self._jobs(tree, files, model))
+        finally:
+            for _, ingest, _ in self.unread:
+                ingest.source.close()
+        for path, ingest, _ in self.unread:
+            self.records[path] = ingest.record()
+
+    def _work(self, jobs: Iterable[Job]) -> None:
+        buffer = memoryview(bytearray(READ_BYTES_MAX))
+        with self.save.writer() as writer:
+            for job in jobs:
+                before = writer.counts.bytes_new + writer.counts.bytes_reused
+                job.run(writer, buffer)
+                job.file.done()
+                self.progress.advance(writer.counts.bytes_new + writer.counts.bytes_reused - before)
+
+    def _jobs(self, tree: Tree, files: list[Node], model: ModelId | None) -> Iterator[Job]:
+        cache = FileCache(self.registry, model, self.options.opaque) if model is not None else None
+        names: dict[bytes, set[bytes]] = {}
+        for node in files:
+            names.setdefault(os.path.dirname(node.path), set()).add(os.path.basename(node.path))
+        for node in files:
+            path = tree.absolute(node.path)
+            source = FileSource(path, os.fsdecode(node.path))
+            record = cache.get(path, source.stamp) if cache is not None else None
+            if record is not None and self._known(record):
+                source.close()
+                self.records[node.path] = record
+                self.progress.advance(record.size)
+                continue
+            started = self.registry.opened.clock.wall_ns()
+            try:
+                neighbours = names[os.path.dirname(node.path)]
+                parsed = OPAQUE if self.options.opaque else parse_file(source, node.path, neighbours)
+                ingest = FileIngest(source, parsed, lay_out(parsed, source.size))
+            except BaseException:
+                source.close()
+                raise
+            self.unread.append((node.path, ingest, started))
+            yield from ingest.jobs()
+
+    def _known(self, record: FileRecord) -> bool:
+        """Whether the store still holds everything that a cached record names; counts it as reused if so."""
+        keys, counts = self.registry.opened.keys.chunk, WriteCounts()
+        for digest, length in chunks_of(record):
+            if fill_of(digest) is None and not self.save.rely(keys.content_id(digest)):
+                return False
+            counts.chunks_reused += 1
+            counts.bytes_reused += length
+        self.save.count(counts)
+        return True
+
+    def _remember(self, tree: Tree, model: ModelId) -> None:
+        cache = FileCache(self.registry, model, self.options.opaque)
+        for path, ingest, started in self.unread:
+            cache.remember(tree.absolute(path), ingest.source.stamp, started, self.records[path])
+        cache.save()
+
+    # --- manifest ------------------------------------------------------------------------------
+
+    def _entries(self, tree: Tree) -> tuple[list[TensorEntry], list[FileEntry]]:
+        scopes = choose_scopes(self.records)
+        files: list[FileEntry] = []
+        for node in tree.nodes:
+            if node.kind == "file":
+                files.extend(self.records[node.path].entries(node.path, node.mode, scopes[node.path]))
+            else:
+                files.append(FileEntry(node.path, node.kind, node.mode, target=node.target))
+        return tensor_entries(self.records, scopes), files
+
+    def _pages(
+        self, tensors: list[TensorEntry], files: list[FileEntry]
+    ) -> tuple[dict[ComponentClass, ComponentRoot], set[ContentId]]:
+        keys, reachable = self.registry.opened.keys, set[ContentId]()
+        with self.save.writer() as writer:
+            self.manifest = writer.counts
+            slim = [self._with_digest_pages(writer, entry, reachable) for entry in tensors]
+            tensor_pages = [self._put_page(writer, TensorPage(page), reachable) for page in paginate(slim)]
+            file_pages = [self._put_page(writer, FilePage(page), reachable) for page in paginate(files)]
+            # The counts of pages are reported apart from those of data.
+            writer.counts = WriteCounts()
+            writer.flush()
+        for record in self.records.values():
+            reachable.update(
+                keys.chunk.content_id(digest) for digest, _ in chunks_of(record) if fill_of(digest) is None
+            )
+        components = {ComponentClass.FILES: ComponentRoot(b"".join(file_pages), len(files), self._bytes_logical())}
+        if tensors:
+            tensor_bytes = sum(record_bytes(record) for record in self.records.values())
+            components[ComponentClass.WEIGHTS] = ComponentRoot(b"".join(tensor_pages), len(tensors), tensor_bytes)
+        return components, reachable
+
+    def _with_digest_pages(self, writer: ChunkWriter, entry: TensorEntry, reachable: set[ContentId]) -> TensorEntry:
+        tiles = entry.tiles
+        if tiles is None or len(tiles) <= ENTRY_DIGEST_BYTES_MAX:
+            return entry
+        pieces = [tiles[at : at + ENTRY_DIGEST_BYTES_MAX] for at in range(0, len(tiles), ENTRY_DIGEST_BYTES_MAX)]
+        pages = b"".join(self._put_page(writer, DigestPage(piece), reachable) for piece in pieces)
+        return TensorEntry(entry.key, entry.dtype, entry.shape, tile_pages=pages, tied_to=entry.tied_to)
+
+    def _put_page(self, writer: ChunkWriter, page: Page, reachable: set[ContentId]) -> Digest:
+        digest = writer.put(ContentType.PAGE, check_page_size(encode(page)))
+        reachable.add(self.registry.opened.keys.page.content_id(digest))
+        return digest
+
+    def _same_as_tip(
+        self, model: ModelId, tip: CheckpointId, components: dict[ComponentClass, ComponentRoot], meta: CommitMeta
+    ) -> bool:
+        if self.options.always:
+            return False
+        try:
+            manifest = CheckpointManifest(self.registry, model, tip)
+            if set(manifest.components) != set(components) or open_meta(self.registry, model, manifest.state) != meta:
+                return False
+            return all(manifest.root(component) == root for component, root in components.items())
+        except IntegrityError:  # a damaged tip is no reason to refuse a good copy of its content
+            return False
+
+    def _bytes_logical(self) -> int:
+        return sum(record.size for record in self.records.values())
+
+    def _result(
+        self, checkpoint: CheckpointId, model: ModelId, created: bool, tensors: list[TensorEntry]
+    ) -> CommitResult:
+        warnings = tuple(
+            f"{os.fsdecode(path)}: {text}" for path, record in sorted(self.records.items()) for text in record.warnings
+        )
+        return CommitResult(
+            checkpoint, model, created, len(self.records), len(tensors), self._bytes_logical(),
+            self.save.written.counts, self.manifest, warnings,
+        )  # fmt: skip

@@ -1,0 +1,69 @@
+"""The file-digest cache: what a file held when it was last read, by its stamp.
+
+Records hold digests, which open chunks; so they are sealed under a key that is derived from the model's own
+private key and dies with it. A stamp proves nothing while it is as young as the file system's clock tick, so files
+written within that window of being read are not remembered.
+"""
+
+import os
+from dataclasses import astuple
+
+from blake3 import blake3
+
+from cairn.core.canonical import decode, encode
+from cairn.core.errors import IntegrityError
+from cairn.core.ids import ModelId
+from cairn.core.limits import RACY_WINDOW_COARSE_NS, RACY_WINDOW_NS
+from cairn.registry.registry import Registry
+from cairn.store.crypto.components import ComponentClass
+from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
+from cairn.workspace.record import FileRecord
+from cairn.workspace.source import FileStamp
+
+# Changes whenever the same bytes would be cut or named in another way.
+_RULES_VERSION = 1
+
+
+class FileCache:
+    """Records of one model's files."""
+
+    def __init__(self, registry: Registry, model: ModelId, opaque: bool) -> None:
+        self._registry = registry
+        self._opaque = opaque
+        self._key = registry.model_keys(model).cache_key(ComponentClass.FILES)
+        self._fresh: dict[bytes, bytes] = {}
+
+    def get(self, path: bytes, stamp: FileStamp) -> FileRecord | None:
+        """The record of a file that has not changed since, if it is known."""
+        sealed = self._registry.cache.get_file(self._name(path, stamp))
+        if sealed is None:
+            return None
+        opened = self._registry.opened
+        try:
+            plain = open_object(self._key, opened.store, ObjectKind.CACHE, sealed, "a file record")
+            return decode(plain, FileRecord, "a file record")
+        except IntegrityError:
+            return None
+
+    def remember(self, path: bytes, stamp: FileStamp, read_at_ns: int, record: FileRecord) -> None:
+        """Note a record; `read_at_ns` is when its reading began."""
+        if read_at_ns - max(stamp.mtime_ns, stamp.ctime_ns) > _window_ns(stamp):
+            opened = self._registry.opened
+            plain = encode(record)
+            sealed = seal_object(self._key, opened.store, ObjectKind.CACHE, plain, opened.entropy)
+            self._fresh[self._name(path, stamp)] = sealed
+
+    def save(self) -> None:
+        """Write what was noted."""
+        if self._fresh:
+            self._registry.cache.put_files(self._fresh)
+            self._fresh = {}
+
+    def _name(self, path: bytes, stamp: FileStamp) -> bytes:
+        facts = [_RULES_VERSION, self._opaque, os.path.abspath(path), *astuple(stamp)]
+        return blake3(encode(facts), key=self._key).digest()
+
+
+def _window_ns(stamp: FileStamp) -> int:
+    coarse = stamp.mtime_ns % 1_000_000_000 == 0
+    return RACY_WINDOW_COARSE_NS if coarse else RACY_WINDOW_NS

@@ -1,0 +1,97 @@
+"""Positional reads of one file, with proof that it did not change meanwhile."""
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+
+from cairn.core.errors import InputChanged, NotAllowed
+
+
+@dataclass(frozen=True, slots=True)
+class FileStamp:
+    """What tells one version of a file from another."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @staticmethod
+    def of(status: os.stat_result) -> "FileStamp":
+        """Stamp of a stat result."""
+        return FileStamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+class FileSource:
+    """An open regular file. Safe for threads; close it when done."""
+
+    def __init__(self, path: bytes, shown: str) -> None:
+        """Open for reading, following no link.
+
+        Raises:
+            NotAllowed: it cannot be read.
+            InputChanged: it is no regular file (any more).
+        """
+        self.shown = shown
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            raise NotAllowed(f"{shown} cannot be read: {error.strerror}") from None
+        status = os.fstat(self._descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(self._descriptor)
+            raise InputChanged(f"{shown} is not a regular file any more", hint="repeat the command")
+        self.stamp = FileStamp.of(status)
+        self.size = self.stamp.size
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target` from `offset`; releases the GIL.
+
+        Raises:
+            InputChanged: the file is shorter than it was.
+        """
+        done = 0
+        while done < len(target):
+            count = os.preadv(self._descriptor, [target[done:]], offset + done)
+            if count == 0:
+                raise self._changed()
+            done += count
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset`."""
+        data = bytearray(length)
+        with memoryview(data) as view:
+            self.read_into(offset, view)
+        return bytes(data)
+
+    def next_data(self, offset: int) -> int:
+        """First offset from `offset` on that may hold something but zeros; `size` if none."""
+        try:
+            return os.lseek(self._descriptor, offset, os.SEEK_DATA)
+        except OSError as error:
+            # ENXIO: only a hole is left. Anything else: the file system cannot tell, so all may be data.
+            return self.size if error.errno == errno.ENXIO else offset
+
+    def check_unchanged(self) -> None:
+        """Raise `InputChanged` if the file changed since it was opened."""
+        if FileStamp.of(os.fstat(self._descriptor)) != self.stamp:
+            raise self._changed()
+
+    def _changed(self) -> InputChanged:
+        return InputChanged(
+            f"{self.shown} changed while it was read", hint="wait until its writer is done and repeat the command"
+        )
+
+    def close(self) -> None:
+        """Close the file; once is enough."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __enter__(self) -> "FileSource":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

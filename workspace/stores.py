@@ -1,0 +1,55 @@
+"""Creating and opening stores by location, with the user's own folders and keys."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cairn.core.settings import Settings
+from cairn.registry.localfiles import KeyHome
+from cairn.registry.opened import KeySource, OpenStore
+from cairn.registry.opened import create_store as _create
+from cairn.registry.opened import open_store as _open
+from cairn.registry.registry import Registry
+from cairn.workspace.location import backend_at, backend_for_new
+
+
+def create_store(
+    location: str | Path, *, key_file: Path | None = None, passphrase: str | None = None
+) -> tuple[OpenStore, Path | None]:
+    """Create a store at `location`/.cairn, or at a URL; returns it and the key file that was written, if any.
+
+    Args:
+        key_file: where to write the key file; default: the user's data folder.
+        passphrase: protect the store by it instead of a key file.
+
+    Raises:
+        ObjectExists: something is there already.
+    """
+    settings = Settings.from_environment()
+    backend, _ = backend_for_new(str(location))
+    return _create(backend, _home(settings), KeySource(key_file or settings.key_file, passphrase))
+
+
+def open_store(
+    location: str | Path,
+    *,
+    key_file: Path | None = None,
+    passphrase: str | None = None,
+    ask: Callable[[], str | None] | None = None,
+) -> Registry:
+    """Open the store at a folder (or the `.cairn/` in it) or URL. Close the result when done.
+
+    Args:
+        key_file, passphrase: override `CAIRN_KEY_FILE` and `CAIRN_PASSPHRASE`.
+        ask: called for a passphrase that is needed and not given.
+
+    Raises:
+        NotAStore: there is none.
+        NotAllowed: its key is not at hand.
+    """
+    settings = Settings.from_environment()
+    source = KeySource(key_file or settings.key_file, passphrase or settings.passphrase, ask)
+    return Registry(_open(backend_at(str(location)), _home(settings), source))
+
+
+def _home(settings: Settings) -> KeyHome:
+    return KeyHome(settings.data, settings.state, settings.cache)

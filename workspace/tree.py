@@ -1,0 +1,117 @@
+"""Scanning a file or folder: what is there, and what must not be.
+
+Folders, regular files and symbolic links that stay inside the tree are kept, with permission bits. Links that
+lead out, sockets, pipes and devices are refused: silently leaving something out would be a broken checkpoint. The
+one thing left out is a Cairn store that lies inside the tree (`.cairn/`, as a rule), as git leaves out `.git`.
+"""
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from cairn.core.errors import BadInput, InputChanged, NotAllowed, NotFoundError
+from cairn.core.limits import SYMLINK_BYTES_MAX
+from cairn.workspace.links import link_stays_inside
+
+PERMISSIONS = 0o777
+# How the format record of a store begins.
+STORE_MARK = b'{"cairn store"'
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One path of a tree: `path` relative, as bytes; `kind` is `file`, `folder` or `link`."""
+
+    path: bytes
+    kind: str
+    mode: int
+    size: int = 0
+    target: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A scanned tree. `root` is the folder that paths are relative to, or the one file of a single-file tree."""
+
+    root: bytes
+    nodes: tuple[Node, ...]
+    single: bool = False
+
+    def absolute(self, path: bytes) -> bytes:
+        """Path on disk of a node."""
+        return self.root if self.single else os.path.join(self.root, path)
+
+
+def scan(path: Path) -> Tree:
+    """Scan a file or folder; a single file is a tree of one file, also where `path` is a link to it.
+
+    Raises:
+        NotFoundError: nothing there.
+        BadInput: something in it cannot be stored.
+    """
+    root = os.path.realpath(os.fsencode(path))
+    try:
+        status = os.stat(root)
+    except FileNotFoundError:
+        raise NotFoundError(f"there is nothing at {path}") from None
+    except OSError as error:
+        raise NotAllowed(f"{path} cannot be read: {error.strerror}") from None
+    if not stat.S_ISDIR(status.st_mode):
+        return Tree(root, (_node(root, os.path.basename(os.path.abspath(os.fsencode(path))), status),), single=True)
+    if _is_store(root):
+        raise BadInput(f"{path} is a Cairn store itself", hint="name the folder whose files you want to commit")
+    nodes: list[Node] = []
+    _scan_folder(root, b"", nodes)
+    return Tree(root, tuple(sorted(nodes, key=lambda node: node.path)))
+
+
+def _scan_folder(root: bytes, folder: bytes, nodes: list[Node]) -> None:
+    try:
+        with os.scandir(os.path.join(root, folder) if folder else root) as listing:
+            entries = sorted(listing, key=lambda entry: entry.name)
+    except OSError as error:
+        raise NotAllowed(f"folder {_show(folder) or '.'} cannot be read: {error.strerror}") from None
+    for entry in entries:
+        path = os.path.join(folder, entry.name) if folder else entry.name
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            raise InputChanged(
+                f"{_show(path)} went away while the folder was scanned", hint="repeat the command"
+            ) from None
+        node = _node(os.path.join(root, path), path, status)
+        if node.kind == "folder" and _is_store(os.path.join(root, path)):
+            continue
+        nodes.append(node)
+        if node.kind == "folder":
+            _scan_folder(root, path, nodes)
+
+
+def _is_store(folder: bytes) -> bool:
+    try:
+        with open(os.path.join(folder, b"format"), "rb") as record:
+            return record.read(len(STORE_MARK)) == STORE_MARK
+    except OSError:
+        return False
+
+
+def _node(absolute: bytes, path: bytes, status: os.stat_result) -> Node:
+    mode = stat.S_IMODE(status.st_mode) & PERMISSIONS
+    if stat.S_ISREG(status.st_mode):
+        return Node(path, "file", mode, status.st_size)
+    if stat.S_ISDIR(status.st_mode):
+        return Node(path, "folder", mode)
+    if stat.S_ISLNK(status.st_mode):
+        target = os.readlink(absolute)
+        if len(target) > SYMLINK_BYTES_MAX or not link_stays_inside(path, target):
+            raise BadInput(
+                f"link {_show(path)} -> {_show(target)} leads out of the folder",
+                hint="replace the link by what it points to, or leave it out",
+            )
+        return Node(path, "link", PERMISSIONS, 0, target)
+    raise BadInput(f"{_show(path)} is neither a file, a folder nor a link", hint="leave it out of the folder")
+
+
+def _show(path: bytes) -> str:
+    return ascii(os.fsdecode(path))[1:-1]

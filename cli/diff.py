@@ -10,6 +10,7 @@ from cairn.cli.output import emit, emit_json, safe
 
 if TYPE_CHECKING:
     from cairn.manifests.diff import TensorChange
+    from cairn.manifests.schema import TensorEntry
 
 
 @click.command()
@@ -51,8 +52,8 @@ def _detail(change: "TensorChange") -> str:
 
 
 def _tensor_json(change: "TensorChange") -> dict[str, object]:
-    def form(entry: object) -> object:
-        return {"dtype": entry.dtype, "shape": list(entry.shape)} if entry else None  # type: ignore[attr-defined]
+    def form(entry: "TensorEntry | None") -> dict[str, object] | None:
+        return {"dtype": entry.dtype, "shape": list(entry.shape)} if entry else None
 
     tiles = {"tiles_changed": change.tiles_changed, "tiles": change.tiles}
     return {"name": str(change.key), "kind": change.kind, "old": form(change.old), "new": form(change.new), **tiles}

@@ -7,6 +7,7 @@ A pickle is a program that names functions and calls them. Here a name is only a
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from cairn.core.errors import BadInput
 from cairn.formats.pickle_values import Record, Value
 from cairn.formats.refusal import malformed, shown
 
@@ -45,6 +46,6 @@ def record(name: str) -> Rule:
     return Rule(lambda arguments, charge: Record(name, arguments), is_class=True)
 
 
-def wrong_arguments(name: str, wanted: str) -> Exception:
+def wrong_arguments(name: str, wanted: str) -> BadInput:
     """The error of a `call` that cannot make sense of its arguments."""
     return malformed(f"{shown(name)} is called with other arguments than {wanted}")

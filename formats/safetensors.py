@@ -116,6 +116,7 @@ def _read_entry(scanner: JsonScanner, name: str) -> tuple[str, tuple[int, ...], 
 
 
 def _read_entry_slowly(scanner: JsonScanner, name: str) -> tuple[str, tuple[int, ...], int, int]:
+    """The same from any spelling, in any order, with an error that names what is wrong."""
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
     offsets: tuple[int, ...] | None = None

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 
+from cairn.core.errors import BadInput
 from cairn.formats.refusal import malformed, shown
 
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -153,7 +154,7 @@ class JsonScanner:
             return f"the number {shown(token[0])}"
         return shown(token[0])
 
-    def _wrong_list(self, role: str) -> Exception:
+    def _wrong_list(self, role: str) -> BadInput:
         """Name the first entry that is no whole number."""
         if self._peek() != "[":
             return self._wrong(f"{role} must be a list of whole numbers, not {self._kind()}")
@@ -166,6 +167,6 @@ class JsonScanner:
             return self._wrong(f"{role} holds {kind}; negative numbers are not sizes")
         return self._wrong(f"{role} holds {kind}; only whole numbers written as plain digits are allowed")
 
-    def _wrong(self, message: str) -> Exception:
+    def _wrong(self, message: str) -> BadInput:
         place = f"{shown(self.place)}: " if self.place else ""
         return malformed(f"{self.what}: {place}{message} (at character {self.at})")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from cairn.core.errors import BadInput
-from cairn.core.limits import MIB, ZIP_INFLATED_BYTES_MAX, ZIP_MEMBERS_MAX
+from cairn.core.limits import KIB, MIB, ZIP_INFLATED_BYTES_MAX, ZIP_MEMBERS_MAX
 from cairn.formats.parsed import Source
 from cairn.formats.refusal import malformed, shown
 from cairn.formats.safe_names import check_member_name
@@ -21,6 +21,9 @@ from cairn.formats.safe_names import check_member_name
 # The directory is held in memory, and about three times its size in members; 32 MiB names 300,000 tensors, a little
 # more than a pickle of the allowed size describes.
 ZIP_DIRECTORY_BYTES_MAX = 32 * MIB
+
+# A deflate stream may hold any number of empty blocks. Honest ones add 5 bytes per 64 KiB: 20 KiB for the largest.
+DEFLATE_OVERHEAD_BYTES_MAX = 64 * KIB
 
 MEMBER_MAGIC = b"PK\x03\x04"
 _STORED, _DEFLATED = 0, 8
@@ -71,9 +74,10 @@ class ZipArchive:
         member = self.members.get(name)
         if member is None:
             raise malformed(f"the archive has no member {shown(name)}")
-        # A deflate stream may hold any number of empty blocks, so the stored size needs the bound too.
-        if max(member.size, member.stored_bytes) > bytes_max:
+        if member.size > bytes_max:
             raise malformed(f"archive member {shown(name)} has {member.size} bytes, over the limit of {bytes_max}")
+        if member.stored_bytes > member.size + DEFLATE_OVERHEAD_BYTES_MAX:
+            raise malformed(f"archive member {shown(name)} is padded: {member.stored_bytes} bytes for {member.size}")
         stored = self.source.read_at(member.offset, member.stored_bytes)
         return _inflate(stored, member) if member.compressed else stored
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from blake3 import blake3
 
 from cairn.core.canonical import encode
-from cairn.core.errors import IntegrityError
+from cairn.core.errors import RefusedError
 from cairn.core.limits import PAGE_BYTES_MAX, PAGE_BYTES_TARGET
 from cairn.manifests.schema import FileEntry, TensorEntry
 
@@ -60,8 +60,8 @@ def check_page_size(encoded: bytes) -> bytes:
     """Return an encoded page if a reader will accept it.
 
     Raises:
-        IntegrityError: it is over the limit.
+        RefusedError: it is over the limit.
     """
     if len(encoded) > PAGE_BYTES_MAX:
-        raise IntegrityError(f"a manifest page of {len(encoded)} bytes is over the limit of {PAGE_BYTES_MAX}")
+        raise RefusedError(f"a manifest page of {len(encoded)} bytes is over the limit of {PAGE_BYTES_MAX}")
     return encoded

@@ -6,6 +6,7 @@ leaves them, and a collector gives the session up after the store's silence time
 """
 
 import contextlib
+import re
 import threading
 
 import msgspec
@@ -17,6 +18,8 @@ from cairn.registry.opened import OpenStore
 from cairn.store.crypto.objects import ObjectKind, seal_object
 
 FOLDER = "sessions"
+OPEN = ".open"
+_HEX_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class SessionRecord(msgspec.Struct, frozen=True):
@@ -26,6 +29,13 @@ class SessionRecord(msgspec.Struct, frozen=True):
     epoch: int
     actor: bytes
     claimed_at: int
+
+
+def open_sessions(opened: OpenStore) -> list[SessionId]:
+    """Sessions whose object exists: of writers at work, and of some that died."""
+    names = [listed.name.removeprefix(f"{FOLDER}/") for listed in opened.backend.list(FOLDER)]
+    stems = [name.removesuffix(OPEN) for name in names if name.endswith(OPEN)]
+    return [SessionId(bytes.fromhex(stem)) for stem in stems if _HEX_ID.fullmatch(stem)]
 
 
 class Session:
@@ -43,7 +53,7 @@ class Session:
 
     @property
     def name(self) -> str:
-        """Folder of the session's objects in the backend."""
+        """What the names of the session's objects begin with."""
         return f"{FOLDER}/{self.id.hex()}"
 
     def ensure_open(self) -> SessionId:
@@ -56,25 +66,25 @@ class Session:
                 sealed = seal_object(
                     opened.secrets.k_log, opened.store, ObjectKind.SESSION, encode(record), opened.entropy
                 )
-                opened.backend.create(f"{self.name}/open", [sealed])
+                opened.backend.create(f"{self.name}.open", [sealed])
                 self._beater = threading.Thread(target=self._beat, name="cairn-heartbeat", daemon=True)
                 self._beater.start()
             return self.id
 
     def _reclaim_others(self) -> None:
         """Free what writers of other sessions left behind unfinished when they were killed."""
-        for other in self._opened.backend.folders(FOLDER):
+        for other in open_sessions(self._opened):
             with contextlib.suppress(CairnError):
-                self._opened.backend.reclaim(f"objects/{other}")
+                self._opened.backend.reclaim(f"objects/{other.hex()}")
 
     def _beat(self) -> None:
         while not self._ended.wait(self._heartbeat_seconds):
             # A beat that fails is made up by the next one; silence is what counts.
             with contextlib.suppress(CairnError):
-                self._opened.backend.create(f"{self.name}/beat-{self._beats + 1}", [b""])
+                self._opened.backend.create(f"{self.name}.beat-{self._beats + 1}", [b""])
                 self._beats += 1
                 if self._beats > 1:
-                    self._opened.backend.delete(f"{self.name}/beat-{self._beats - 1}")
+                    self._opened.backend.delete(f"{self.name}.beat-{self._beats - 1}")
 
     def end(self) -> None:
         """Stop the heartbeat and remove the session's objects; uploads without a commit become collectable."""
@@ -86,8 +96,8 @@ class Session:
             self._beater = None
         with contextlib.suppress(CairnError):
             if self._beats:
-                self._opened.backend.delete(f"{self.name}/beat-{self._beats}")
-            self._opened.backend.delete(f"{self.name}/open")
+                self._opened.backend.delete(f"{self.name}.beat-{self._beats}")
+            self._opened.backend.delete(f"{self.name}.open")
 
     def __enter__(self) -> "Session":
         return self

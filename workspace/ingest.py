@@ -12,7 +12,7 @@ from cairn.manifests.tiling import Band, grid
 from cairn.store.chunkstore import ChunkWriter
 from cairn.store.crypto.tenant import ContentType
 from cairn.workspace.layout import FileLayout, LiteralRange, contiguous_strides, span
-from cairn.workspace.record import FileRecord, TensorRecord
+from cairn.workspace.record import BLOCKS_PER_SEGMENT, FileRecord, TensorRecord
 from cairn.workspace.source import FileSource
 
 # Largest range that one job reads: a band of eight tiles.
@@ -105,10 +105,10 @@ class FileIngest:
         for one in layout.ranges:
             if isinstance(one, LiteralRange):
                 yield from self._literal_jobs(one)
-            elif one.length <= INLINE_BYTES_MAX:
-                self._inline[one.tensor] = self.source.read_at(one.offset, one.length)
             else:
-                yield from self._tensor_jobs(one.tensor, one.offset)
+                yield from self._tensor_jobs(one.tensor)
+        for number in layout.loose:
+            yield from self._tensor_jobs(number)
         for number in layout.gathered:
             tensor = self.parsed.tensors[number]
             if nbytes(tensor.dtype, tensor.shape) <= INLINE_BYTES_MAX:
@@ -135,8 +135,12 @@ class FileIngest:
             yield self._begun(BlockJob(self, target, one.offset + at, length, at // FILE_BLOCK_BYTES))
             at += length
 
-    def _tensor_jobs(self, number: int, offset: int) -> Iterator[Job]:
+    def _tensor_jobs(self, number: int) -> Iterator[Job]:
         tensor = self.parsed.tensors[number]
+        offset, length = tensor.offset, nbytes(tensor.dtype, tensor.shape)
+        if length <= INLINE_BYTES_MAX:
+            self._inline[number] = self.source.read_at(offset, length)
+            return
         target, size = self._tensor_target(number), 0
         run: list[Band] = []
         for band in grid(tensor.dtype, tensor.shape).bands():
@@ -183,7 +187,7 @@ class FileIngest:
         for one in layout.ranges:
             if isinstance(one, LiteralRange):
                 _, held = next(literals)
-                segments.append(Inline(held) if isinstance(held, bytes) else Literal(one.length, bytes(held.digests)))
+                segments.extend([Inline(held)] if isinstance(held, bytes) else _literals(one.length, held.digests))
             else:
                 segments.append(TensorBytes(Key("", self.parsed.tensors[one.tensor].path)))
         first_of = {path: group[0] for group in self.parsed.ties for path in group[1:]}
@@ -205,6 +209,15 @@ class FileIngest:
         inline = self._inline.get(held_by)
         tiles = None if inline is not None else bytes(self._tensors[held_by].digests)
         return TensorRecord(tensor.path, tensor.dtype, tensor.shape, inline, tiles, first_of.get(tensor.path))
+
+
+def _literals(length: int, digests: bytearray) -> Iterator[Literal]:
+    """A run of literal bytes as segments of bounded size."""
+    step = BLOCKS_PER_SEGMENT * FILE_BLOCK_BYTES
+    for at in range(0, length, step):
+        first = at // FILE_BLOCK_BYTES
+        piece = digests[32 * first : 32 * (first + BLOCKS_PER_SEGMENT)]
+        yield Literal(min(step, length - at), bytes(piece))
 
 
 def split_band(band: Band, data: memoryview) -> Iterator[memoryview]:

@@ -29,14 +29,17 @@ class LiteralRange:
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """A file as a sequence of ranges without gaps, and the tensors that lie in no range (gathered ones).
+    """A file as a sequence of ranges without gaps, and the tensors that are read beside them.
 
     Args:
+        loose: contiguous tensors whose bytes a range of another form or type holds already.
+        gathered: strided, byte-swapped or empty tensors.
         shared: tensor number -> number of the tensor with the same range.
         skipped: strided tensors too large to gather; they live on in the literal bytes only.
     """
 
     ranges: tuple[TensorRange | LiteralRange, ...]
+    loose: tuple[int, ...]
     gathered: tuple[int, ...]
     shared: dict[int, int]
     skipped: tuple[int, ...]
@@ -49,21 +52,26 @@ def lay_out(parsed: ParsedFile, size: int) -> FileLayout:
         BadInput: tensors overlap or lie outside the file (a fault of the parser, checked again here).
     """
     ranges: list[TensorRange | LiteralRange] = []
+    loose: list[int] = []
     gathered: list[int] = []
     skipped: list[int] = []
     shared: dict[int, int] = {}
-    by_range: dict[tuple[object, ...], int] = {}
+    by_form: dict[tuple[object, ...], int] = {}
+    taken: set[tuple[int, int]] = set()
     found = []
     for number, tensor in enumerate(parsed.tensors):
         length = nbytes(tensor.dtype, tensor.shape)
         if tensor.strides is not None or tensor.swapped:
             (gathered if span(tensor) <= STRIDED_SPAN_BYTES_MAX else skipped).append(number)
-        elif (twin := by_range.setdefault((tensor.offset, length, tensor.dtype, tensor.shape), number)) != number:
+        elif (twin := by_form.setdefault((tensor.offset, tensor.dtype, tensor.shape), number)) != number:
             shared[number] = twin
-        elif length:
-            found.append(TensorRange(number, tensor.offset, length))
-        else:
+        elif not length:
             gathered.append(number)
+        elif (tensor.offset, length) in taken:
+            loose.append(number)
+        else:
+            taken.add((tensor.offset, length))
+            found.append(TensorRange(number, tensor.offset, length))
     at = 0
     for one in sorted(found, key=lambda one: (one.offset, one.length)):
         if one.offset < at or one.offset + one.length > size:
@@ -74,7 +82,7 @@ def lay_out(parsed: ParsedFile, size: int) -> FileLayout:
         at = one.offset + one.length
     if at < size:
         ranges.append(LiteralRange(at, size - at))
-    return FileLayout(tuple(ranges), tuple(gathered), shared, tuple(skipped))
+    return FileLayout(tuple(ranges), tuple(loose), tuple(gathered), shared, tuple(skipped))
 
 
 def span(tensor: FoundTensor) -> int:

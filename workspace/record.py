@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from cairn.core.canonical import encode
 from cairn.core.ids import Digest
 from cairn.core.limits import FILE_BLOCK_BYTES
 from cairn.manifests.dtypes import nbytes
@@ -15,8 +16,10 @@ from cairn.manifests.tiling import grid
 from cairn.registry.checkpoint import split_digests
 
 TensorPath = tuple[str | int, ...]
-# Segments of one file entry; a longer recipe continues in further entries, so that pages stay small.
-_SEGMENTS_PER_ENTRY = 1024
+# Blocks of one literal segment: 1 GiB of a file, 32 KiB of digests.
+BLOCKS_PER_SEGMENT = 1024
+# Encoded bytes of one file entry's segments, about; a longer recipe continues in further entries, so pages stay small.
+_ENTRY_BYTES = 64 << 10
 
 
 class TensorRecord(msgspec.Struct, frozen=True):
@@ -46,8 +49,14 @@ class FileRecord(msgspec.Struct, frozen=True):
 
     def entries(self, path: bytes, mode: int, scope: str) -> list[FileEntry]:
         """File entries of this file at a place in a tree."""
-        segments = [scoped(segment, scope) for segment in self.segments]
-        parts = [segments[i : i + _SEGMENTS_PER_ENTRY] for i in range(0, len(segments), _SEGMENTS_PER_ENTRY)] or [[]]
+        parts: list[list[Segment]] = [[]]
+        size = 0
+        for segment in self.segments:
+            if size >= _ENTRY_BYTES:
+                parts.append([])
+                size = 0
+            parts[-1].append(scoped(segment, scope))
+            size += len(encode(parts[-1][-1]))
         return [
             FileEntry(path, "file", mode, self.size, tuple(part), container=self.container, part=number)
             for number, part in enumerate(parts)

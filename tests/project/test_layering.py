@@ -28,6 +28,9 @@ LAYERS["workspace"] = set(LAYERS)
 LAYERS[""] = set(LAYERS)
 LAYERS["cli"] = set(LAYERS)
 
+# What `python -m cairn` runs belongs to the command line.
+ENTRY = "__main__.py"
+
 
 @dataclass(frozen=True, slots=True)
 class Confined:
@@ -125,6 +128,7 @@ def crosses_layers(place: str, reference: Reference) -> str:
     if root != "cairn" or not reference.imported:
         return ""
     layer = place.partition("/")[0] if "/" in place else ""
+    layer = "cli" if place == ENTRY else layer
     target = rest.partition(".")[0]
     target = target if target in LAYERS else ""
     if layer not in LAYERS:

@@ -1,0 +1,124 @@
+"""`cairn verify`: is everything that was committed still there, byte for byte?"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cairn.cli import exits
+from cairn.cli.opening import StoreChoice, _ask_passphrase, store_location, store_options
+from cairn.cli.output import emit, emit_json, note, safe, size
+from cairn.cli.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from cairn.gc.report import Problem, VerifyReport
+
+# Affected checkpoints that are listed under one object; the rest is counted.
+_AFFECTED_SHOWN = 10
+
+
+@click.command()
+@click.option("--full", is_flag=True, help="Read and open every stored chunk too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the names of damaged objects only.")
+@store_options
+def command(full: bool, as_json: bool, quiet: bool) -> int:
+    """Check the store: log, keys, manifests, and that all they need is there; with --full, every stored byte.
+
+    Changes nothing. Exit code 6 says that something is damaged or missing.
+    """
+    with ProgressBar(quiet or as_json) as progress:
+        report = _verify(full, progress)
+    if as_json:
+        emit_json(_as_json(report))
+    elif quiet:
+        for name in dict.fromkeys(problem.object for problem in report.errors):
+            emit(name)
+    else:
+        _render(report)
+    return exits.OK if report.ok else exits.INTEGRITY
+
+
+def _verify(full: bool, progress: ProgressBar) -> "VerifyReport":
+    """Check the chosen store, also one that is too damaged to open."""
+    from cairn.core.settings import Settings
+    from cairn.gc.scrub_open import verify_store
+    from cairn.registry.localfiles import KeyHome
+    from cairn.registry.opened import KeySource
+    from cairn.workspace.location import backend_at
+
+    settings = Settings.from_environment()
+    named = click.get_current_context().ensure_object(StoreChoice).key_file
+    source = KeySource(Path(named) if named else settings.key_file, settings.passphrase, _ask_passphrase)
+    home = KeyHome(settings.data, settings.state, settings.cache)
+    return verify_store(backend_at(store_location()), home, source, full, progress)
+
+
+def _as_json(report: "VerifyReport") -> dict[str, object]:
+    return {
+        "ok": report.ok,
+        "full": report.full,
+        "checkpoints": report.checkpoints,
+        "chunks": report.chunks,
+        "objects": report.objects,
+        "errors": [
+            {"object": one.object, "model": one.model, "checkpoint": one.checkpoint, "what": one.what}
+            for one in report.errors
+        ],
+        "notes": list(report.notes),
+        "chunks_opened": report.chunks_opened,
+        "chunks_unnamed": report.chunks_unnamed,
+        "bytes_read": report.bytes_read,
+        "leftover_objects": report.leftover_objects,
+        "leftover_bytes": report.leftover_bytes,
+    }
+
+
+def _render(report: "VerifyReport") -> None:
+    emit(_verdict(report))
+    groups: dict[str, list[Problem]] = {}
+    for problem in report.errors:
+        groups.setdefault(problem.object, []).append(problem)
+    for name, problems in groups.items():
+        emit("")
+        emit(safe(name) or "(no stored object)")
+        _render_group(problems, report)
+    for text in report.notes:
+        note(f"note: {safe(text)}")
+    if report.leftover_objects:
+        left = f"{report.leftover_objects} objects ({size(report.leftover_bytes)})"
+        note(f"note: {left} belong to no checkpoint: interrupted writers left them, or a writer is at work")
+    if report.chunks_unnamed:
+        note(f"note: {report.chunks_unnamed} chunks are named by no readable manifest; only their headers were checked")
+    if not report.ok:
+        emit("")
+        emit("next: stored objects never change, so any intact copy of a named one can be put back in its place;")
+        emit("      without a copy, commit the affected checkpoints again from their files.")
+        emit("      Then run 'cairn verify --full' again. All other checkpoints can be checked out as before.")
+    elif not report.full:
+        note("next: 'cairn verify --full' reads every stored byte as well")
+
+
+def _verdict(report: "VerifyReport") -> str:
+    checked = f"{report.checkpoints} checkpoints, {report.chunks} chunks and pages, {report.objects} objects"
+    read = f", {size(report.bytes_read)} of chunks read" if report.full else ""
+    if report.ok:
+        return f"intact: {checked}{read}"
+    objects = len({problem.object for problem in report.errors})
+    affected = len({problem.checkpoint for problem in report.errors if problem.checkpoint})
+    return f"DAMAGED: {objects} objects; {affected} of {report.checkpoints} checkpoints are affected ({checked}{read})"
+
+
+def _render_group(problems: "list[Problem]", report: "VerifyReport") -> None:
+    """The problems of one object: what is wrong, and under it whom that affects."""
+    by_what: dict[str, list[Problem]] = {}
+    for problem in problems:
+        by_what.setdefault(problem.what, []).append(problem)
+    for what, same in by_what.items():
+        emit(f"  {safe(what)}")
+        affected = [problem for problem in same if problem.model]
+        for problem in affected[:_AFFECTED_SHOWN]:
+            model = safe(report.names.get(problem.model, "")) or f"model {problem.model}"
+            emit(f"    affects {model}@{problem.checkpoint[:12]}" if problem.checkpoint else f"    affects {model}")
+        if len(affected) > _AFFECTED_SHOWN:
+            emit(f"    and {len(affected) - _AFFECTED_SHOWN} more")

@@ -1,0 +1,12 @@
+"""What a store keeps, what it costs, and whether it is whole.
+
+* **root** - a checkpoint that the log's fold holds: what must stay readable (`roots.py`).
+* **mark** - the ids of all chunks and pages that roots need, taken from their reachability lists (`mark.py`).
+* **usage** - counts and bytes: what is stored, what of it is needed, what interrupted writers left (`usage.py`).
+* **scrub** - reading everything again and comparing it with what was committed (`scrub.py`); *quick* reads logs, keys,
+  manifests and the directories of packs, *full* opens every stored chunk as well. It changes nothing in the store.
+* **problem** - one damaged object and one checkpoint that it affects.
+
+Marking and usage need no component key; scrubbing takes digests from the manifests that the keys at hand open.
+Knows nothing of folders, file formats or terminals.
+"""

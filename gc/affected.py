@@ -1,0 +1,84 @@
+"""Names of the tensors and files that lost content belongs to; walks a manifest again, on the way to an error only."""
+
+from cairn.core.errors import CairnError
+from cairn.core.ids import ContentId, Digest
+from cairn.gc.pages import pointed_at
+from cairn.gc.roots import Root
+from cairn.gc.scrub_manifests import ManifestScrub
+from cairn.manifests.schema import DigestPage, FileEntry, Key, TensorBytes, TensorEntry
+from cairn.registry.checkpoint import CheckpointManifest
+from cairn.store.crypto.components import ComponentClass
+from cairn.store.crypto.tenant import TenantKeys
+
+# For a lost id, what it belongs to: kind (`tensor`, `file`, `page`) and name.
+Labels = dict[ContentId, list[tuple[str, str]]]
+
+
+def affected_names(manifests: ManifestScrub, root: Root, lost: set[ContentId]) -> Labels:
+    """What each lost id belongs to in a checkpoint, as far as its manifest can be read."""
+    labels: Labels = {}
+    try:
+        manifest = manifests.open(root)
+        walk = _Walk(manifest, manifest.chunks.access.keys, lost, labels)
+        # Files come last: a file is hit where a tensor in it is.
+        for component in sorted(manifest.components, key=lambda one: one is ComponentClass.FILES):
+            pages = manifest.page_digests(component)
+            for number, digest in enumerate(pages, 1):
+                walk.page(digest, f"{number} of {len(pages)} of {component.name.lower()}")
+    except CairnError:
+        pass  # what could be named is; the manifest's own damage is reported elsewhere
+    return labels
+
+
+class _Walk:
+    def __init__(self, manifest: CheckpointManifest, keys: TenantKeys, lost: set[ContentId], labels: Labels) -> None:
+        self._manifest = manifest
+        self._keys = keys
+        self._lost = lost
+        self._labels = labels
+        self._tensors: dict[Key, list[ContentId]] = {}
+
+    def page(self, digest: Digest, place: str) -> None:
+        """Label what a page names; a lost page itself is labelled by its place."""
+        identifier = self._keys.page.content_id(digest)
+        if identifier in self._lost:
+            self._label(identifier, "page", place)
+            return
+        try:
+            page = self._manifest.read_page(digest)
+        except CairnError:
+            return
+        for entry in () if isinstance(page, DigestPage) else page.entries:
+            if isinstance(entry, TensorEntry):
+                hit = self._hit(entry)
+                for one in hit:
+                    self._label(one, "tensor", str(entry.key))
+                if hit:
+                    self._tensors[entry.key] = hit
+            else:
+                self._file(entry)
+
+    def _file(self, entry: FileEntry) -> None:
+        hit = self._hit(entry)
+        for segment in entry.segments:
+            if isinstance(segment, TensorBytes):
+                hit += self._tensors.get(segment.key, [])
+        for one in hit:
+            self._label(one, "file", entry.path.decode("utf-8", "backslashreplace"))
+
+    def _hit(self, entry: TensorEntry | FileEntry) -> list[ContentId]:
+        """Lost ids that an entry points at."""
+        found = []
+        try:
+            for kind, digest in pointed_at(self._manifest, entry):
+                identifier = self._keys.of(kind).content_id(digest)
+                if identifier in self._lost:
+                    found.append(identifier)
+        except CairnError:
+            pass  # a digest page is lost; it was yielded before
+        return found
+
+    def _label(self, identifier: ContentId, kind: str, name: str) -> None:
+        known = self._labels.setdefault(identifier, [])
+        if (kind, name) not in known:
+            known.append((kind, name))

@@ -1,0 +1,131 @@
+"""Scrubbing the log: every entry from the first on, replayed from stored bytes and not from any cache.
+
+Damage shows in three ways: a name is missing though later ones exist, an entry does not open, or a signed root
+contradicts the bytes before it. Works without a registry, since a damaged log may keep one from opening.
+"""
+
+from collections.abc import Callable, Iterable
+
+from cairn.core.errors import CairnError, IntegrityError, ObjectNotFound
+from cairn.core.limits import LOG_ENTRY_BYTES_MAX
+from cairn.gc.report import NOBODY, Findings, Target
+from cairn.registry.entries import open_entry
+from cairn.registry.localfiles import Head
+from cairn.registry.names import entry_name
+from cairn.registry.opened import OpenStore
+from cairn.registry.replay import UNREADABLE, Replay
+from cairn.registry.state import State
+
+# A log that was lost as a whole is not spelt out entry by entry.
+_MISSING_NAMED = 100
+
+Affected = Callable[[int], Iterable[Target]]
+
+
+def affected_by(state: State) -> Affected:
+    """Which checkpoints an entry made, by its position: those that are lost to whoever reads the log anew."""
+    made: dict[int, list[Target]] = {}
+    for model, held in state.models.items():
+        for checkpoint, committed in held.checkpoints.items():
+            made.setdefault(committed.n, []).append((model.hex(), checkpoint.hex()))
+            made.setdefault(held.created_n, []).append((model.hex(), checkpoint.hex()))
+        made.setdefault(held.created_n, [(model.hex(), "")])
+    return lambda n: made.get(n, [NOBODY])
+
+
+def check_log(opened: OpenStore, seen: Head | None, affected: Affected, findings: Findings) -> None:
+    """Check the whole log.
+
+    Args:
+        seen: a head that the log must have had: what the caller folded, or what this machine remembers.
+    """
+    _LogScrub(opened, seen, affected, findings).run()
+
+
+class _LogScrub:
+    def __init__(self, opened: OpenStore, seen: Head | None, affected: Affected, findings: Findings) -> None:
+        self._opened = opened
+        self._seen = seen
+        self._affected = affected
+        self._findings = findings
+        self._replay = Replay(State(), opened.tenant, opened.store, opened.secrets.k_log)
+        self._missing: set[int] = set()
+        self._root_seen: bytes | None = None
+
+    def run(self) -> None:
+        """Read, replay, judge."""
+        seen_length = self._seen.length if self._seen else 0
+        for n in range(max(self._length(), seen_length)):
+            self._replay.feed(self._read(n))
+            if n + 1 == seen_length:
+                self._root_seen = self._replay.root
+        state = self._replay.current()
+        self._report_missing(state.length)
+        bad = self._missing | self._report_unopenable(state)
+        self._report_roots(state, bad)
+        lawful = [void for void in state.voids if void.n not in bad]
+        if lawful:
+            first = f"the first is entry {lawful[0].n}: {lawful[0].reason}"
+            self._findings.notes.append(f"{len(lawful)} log entries have no effect; {first}")
+        if state.newer_from is not None:
+            self._findings.notes.append(f"from log entry {state.newer_from} on, the store is of a newer format")
+
+    def _length(self) -> int:
+        """Entries up to the last name in the log's folders."""
+        last = -1
+        for listed in self._opened.backend.list("log"):
+            digits = listed.name.rpartition("/")[2]
+            if digits.isdecimal() and listed.name == entry_name(int(digits)):
+                last = max(last, int(digits))
+        return last + 1
+
+    def _read(self, n: int) -> bytes:
+        """Stored bytes; of a missing entry none, so that those after it are still looked at."""
+        self._findings.objects += 1
+        try:
+            return self._opened.backend.read(entry_name(n), 0, LOG_ENTRY_BYTES_MAX + 1)
+        except ObjectNotFound:
+            self._missing.add(n)
+        except CairnError as error:
+            if error.retryable:
+                raise
+            self._findings.add(entry_name(n), error.message, self._affected(n))
+        return b""
+
+    def _report_missing(self, length: int) -> None:
+        kept = next((n for n in range(length - 1, -1, -1) if n not in self._missing), -1)
+        for n in sorted(self._missing)[:_MISSING_NAMED]:
+            what = "it is missing: the log has a hole" if n < kept else "it is missing: the log was cut"
+            self._findings.add(entry_name(n), what, self._affected(n))
+        if len(self._missing) > _MISSING_NAMED:
+            self._findings.notes.append(f"{len(self._missing)} log entries are missing; the first of them are named")
+
+    def _report_unopenable(self, state: State) -> set[int]:
+        opened, found = self._opened, set[int]()
+        for void in state.voids:
+            if void.n in self._missing or void.reason != UNREADABLE:
+                continue
+            try:
+                stored = opened.backend.read(entry_name(void.n), 0, LOG_ENTRY_BYTES_MAX + 1)
+                open_entry(stored, void.n, opened.tenant, opened.store, opened.secrets.k_log)
+            except IntegrityError as error:
+                found.add(void.n)
+                self._findings.add(entry_name(void.n), error.message, self._affected(void.n))
+            except CairnError:
+                found.add(void.n)  # reported when it was read
+        return found
+
+    def _report_roots(self, state: State, bad: set[int]) -> None:
+        first = state.damaged_from
+        if first is not None and not any(n <= first for n in bad):
+            what = "its signed root contradicts the entries before it, all of which open: one of them was replaced"
+            self._findings.add(entry_name(first), what, self._affected(first))
+        elif first is not None:
+            what = (
+                f"log entries after {first} sign other bytes before them: nothing can be committed until these are back"
+            )
+            self._findings.notes.append(what)
+        elif self._seen is not None and self._root_seen != self._seen.root and not bad:
+            last = self._seen.length - 1
+            what = "the log is in order, but up to here it is not the one that this machine has seen"
+            self._findings.add(entry_name(last), what, self._affected(last))

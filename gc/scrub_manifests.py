@@ -1,0 +1,84 @@
+"""Scrubbing manifests: body, component roots, pages, and the reachability list that must name the same ids."""
+
+from collections.abc import Iterable
+
+from cairn.core.errors import IntegrityError
+from cairn.core.ids import ContentId, ModelId
+from cairn.gc.pages import PageReader
+from cairn.gc.places import Places
+from cairn.gc.report import Findings
+from cairn.gc.roots import Root
+from cairn.registry.checkpoint import CheckpointManifest, split_digests
+from cairn.registry.entries import RootRef
+from cairn.registry.indexing import read_object
+from cairn.registry.reachability import read_reachability
+from cairn.registry.registry import Registry
+from cairn.store.chunkstore import ChunkStore
+from cairn.store.crypto.components import ComponentClass
+
+
+class ManifestScrub:
+    """Walks the manifests of live checkpoints and gathers what they need.
+
+    Attributes:
+        needed: ids of all chunks and pages.
+        unplaced: those of them that neither an index piece nor a footer lists.
+    """
+
+    def __init__(self, registry: Registry, places: Places, readable: Iterable[ModelId], findings: Findings) -> None:
+        self._registry = registry
+        self._places = places
+        self._readable = set(readable)
+        self._findings = findings
+        self.pages = PageReader(registry.opened.keys, places)
+        self.needed: set[ContentId] = set()
+        self.unplaced: set[ContentId] = set()
+
+    def open(self, root: Root) -> CheckpointManifest:
+        """A manifest that reads its pages from where the store itself says that they are."""
+        manifest = CheckpointManifest(self._registry, root.model, root.checkpoint)
+        manifest.chunks = ChunkStore(self._registry.opened.access, self._places)
+        return manifest
+
+    def check(self, root: Root) -> None:
+        """Check everything that makes up one checkpoint, its chunks' bytes excepted."""
+        target = (root.model.hex(), root.checkpoint.hex())
+        manifest = None
+        with self._findings.about(root.state.body.object_name("body"), [target]):
+            manifest = self.open(root)
+        named, whole = set[ContentId](), True
+        for ref in root.state.roots:
+            complete = False
+            with self._findings.about(ref.object.object_name("root"), [target]):
+                if manifest is None or root.model not in self._readable:
+                    read_object(self._registry.opened, ref.object, "root")
+                else:
+                    complete = self._component(manifest, ref, root, named)
+            whole = whole and complete
+        with self._findings.about(root.state.reachability.object_name("reach"), [target]):
+            listed = set(read_reachability(self._registry.opened, root.state))
+            lacking, surplus = len(named - listed), len(listed - named) if whole else 0
+            named.update(listed)
+            if lacking or surplus:
+                raise IntegrityError(f"it lacks {lacking} ids that the manifest names and lists {surplus} others")
+        self._place(named - self.needed)
+
+    def _component(self, manifest: CheckpointManifest, ref: RootRef, root: Root, named: set[ContentId]) -> bool:
+        """Read a component's pages; True if all that they name is known."""
+        component = ComponentClass(ref.component)
+        opened = manifest.root(component)
+        whole, entries = True, 0
+        for digest in split_digests(opened.pages, manifest.what):
+            facts = self.pages.facts(manifest, component, digest)
+            named.update(facts.ids)
+            entries, whole = entries + facts.entries, whole and facts.whole
+            if facts.fault:
+                target = (root.model.hex(), root.checkpoint.hex())
+                self._findings.add(ref.object.object_name("root"), facts.fault, [target])
+        if whole and entries != opened.entries:
+            raise IntegrityError(f"it counts {opened.entries} entries where its pages hold {entries}")
+        return whole
+
+    def _place(self, fresh: set[ContentId]) -> None:
+        self.needed.update(fresh)
+        self.unplaced.update(one for one in fresh if not self._places.locations(one, marked=True))

@@ -1,0 +1,60 @@
+"""Verifying a store that may be too damaged to open."""
+
+from contextlib import closing
+
+from cairn.core.errors import CairnError, IntegrityError
+from cairn.gc.progress import Progress
+from cairn.gc.report import NOBODY, Findings, VerifyReport
+from cairn.gc.scrub import verify
+from cairn.gc.scrub_keys import check_opening
+from cairn.gc.scrub_log import check_log
+from cairn.registry.localfiles import KeyHome
+from cairn.registry.opened import KeySource, OpenStore, open_store
+from cairn.registry.registry import Registry
+from cairn.store.backends.contract import Backend
+
+
+def verify_store(
+    backend: Backend, home: KeyHome, source: KeySource, full: bool, progress: Progress | None = None
+) -> VerifyReport:
+    """Open a store and check it; damage that keeps it from opening is reported too.
+
+    Raises:
+        NotAStore, NotAllowed, WrongKey: it does not open, and not for damage.
+    """
+    try:
+        opened = open_store(backend, home, source)
+    except CairnError as error:
+        return _unopened(error, backend, source, full)
+    try:
+        registry = Registry(opened)
+    except IntegrityError as error:
+        return _unfolded(error, opened, full)
+    with closing(registry):
+        return verify(registry, full, progress)
+
+
+def _unopened(error: CairnError, backend: Backend, source: KeySource, full: bool) -> VerifyReport:
+    """What keeps a store from opening: a damaged object, or else the error itself."""
+    if error.retryable:
+        raise error
+    findings = Findings()
+    check_opening(backend, source.passphrase is not None, findings)
+    if not findings.problems:
+        if not isinstance(error, IntegrityError):
+            raise error
+        findings.add("", error.message)
+    return _failed(findings, full)
+
+
+def _unfolded(error: IntegrityError, opened: OpenStore, full: bool) -> VerifyReport:
+    """What keeps the log from being folded."""
+    findings = Findings()
+    check_log(opened, opened.home.remembered_head(opened.store), lambda n: [NOBODY], findings)
+    if not findings.problems:
+        findings.add("log", error.message)
+    return _failed(findings, full)
+
+
+def _failed(findings: Findings, full: bool) -> VerifyReport:
+    return VerifyReport(False, full, 0, 0, findings.objects, findings.problems, tuple(findings.notes))

@@ -1,0 +1,129 @@
+"""What a store holds and costs."""
+
+from dataclasses import dataclass, field
+
+from cairn.core.errors import CairnError, IntegrityError, ObjectNotFound
+from cairn.core.ids import ContentId
+from cairn.gc.roots import Root, live_checkpoints, named_objects, packs_in_force
+from cairn.gc.sessions import OpenSession, read_session
+from cairn.registry.checkpoint import CheckpointManifest
+from cairn.registry.indexing import locations_of
+from cairn.registry.reachability import read_reachability
+from cairn.registry.registry import Registry
+from cairn.registry.session import open_sessions
+from cairn.registry.state import State
+from cairn.store.crypto.components import ComponentClass
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counts and bytes of one store. All bytes are stored ones, `bytes_logical` excepted.
+
+    Args:
+        packs, bytes_packs: packs in force and their size.
+        bytes_other: all other objects: log, keys, sessions, manifests, index.
+        chunks: distinct chunks and pages that checkpoints need.
+        bytes_logical: plaintext bytes of all checkpoints, each counted as if it stood alone.
+        bytes_reachable: sealed chunks and pages that checkpoints need, one copy of each.
+        bytes_unreferenced: sealed chunks and pages in packs in force that no checkpoint needs, and second copies.
+        leftover_objects, leftover_bytes: objects that no entry names, which interrupted writers left.
+        unreadable: why some checkpoints could not be counted; then `bytes_unreferenced` may hold what they need.
+    """
+
+    models: int
+    checkpoints: int
+    log_entries: int
+    packs: int
+    bytes_packs: int
+    bytes_other: int
+    chunks: int
+    bytes_logical: int
+    bytes_reachable: int
+    bytes_unreferenced: int
+    leftover_objects: int
+    leftover_bytes: int
+    sessions: tuple[OpenSession, ...]
+    unreadable: tuple[str, ...] = field(default=())
+
+    @property
+    def dedup_ratio(self) -> float:
+        """Logical bytes for each byte stored in packs; 1 for a store without packs."""
+        return self.bytes_logical / self.bytes_packs if self.bytes_packs else 1.0
+
+
+def usage(registry: Registry) -> Usage:
+    """Count what a store holds; checkpoints that cannot be read are named and left out."""
+    state = registry.refresh().copy()
+    backend = registry.opened.backend
+    stored = {listed.name: listed.size for listed in backend.list("")}
+    leftovers = {name for name in stored if name.startswith("objects/")} - named_objects(state)
+    needed, bytes_logical, unreadable = _needed(registry, state)
+    packs = packs_in_force(state)
+    reachable, unreferenced = _split_bytes(registry, state, needed)
+    bytes_packs = sum(state.pack(number).size for number in packs)
+    bytes_leftover = sum(stored[name] for name in leftovers)
+    in_packs = sum(stored.get(state.pack(number).name, 0) for number in range(state.pack_count))
+    return Usage(
+        models=len(state.models),
+        checkpoints=sum(len(model.checkpoints) for model in state.models.values()),
+        log_entries=state.length,
+        packs=len(packs),
+        bytes_packs=bytes_packs,
+        bytes_other=sum(stored.values()) - in_packs - bytes_leftover,
+        chunks=len(needed),
+        bytes_logical=bytes_logical,
+        bytes_reachable=reachable,
+        bytes_unreferenced=unreferenced,
+        leftover_objects=len(leftovers),
+        leftover_bytes=bytes_leftover,
+        sessions=tuple(_sessions(registry)),
+        unreadable=tuple(unreadable),
+    )
+
+
+def _needed(registry: Registry, state: State) -> tuple[set[ContentId], int, list[str]]:
+    """Ids that checkpoints need, their logical bytes, and what could not be read."""
+    needed, total, unreadable = set[ContentId](), 0, []
+    for root in live_checkpoints(state):
+        try:
+            needed.update(read_reachability(registry.opened, root.state))
+            total += logical_bytes(registry, root)
+        except CairnError as error:
+            if error.retryable:
+                raise
+            unreadable.append(f"checkpoint {root.checkpoint.hex()}: {error.message}")
+    return needed, total, unreadable
+
+
+def logical_bytes(registry: Registry, root: Root) -> int:
+    """Plaintext bytes of a checkpoint: of its tree if it has one (tensors lie in files), else of all its parts."""
+    manifest = CheckpointManifest(registry, root.model, root.checkpoint)
+    sizes = {component: manifest.root(component).bytes_logical for component in manifest.components}
+    return sizes.get(ComponentClass.FILES, sum(sizes.values()))
+
+
+def _split_bytes(registry: Registry, state: State, needed: set[ContentId]) -> tuple[int, int]:
+    """Bytes in packs in force that are needed, and that are not."""
+    counted, reachable, unreferenced = set[ContentId](), 0, 0
+    for piece in state.pieces:
+        for identifier, at in locations_of(registry.opened, state, piece)[0]:
+            if at.pack in state.condemned:
+                continue
+            if identifier in needed and identifier not in counted:
+                counted.add(identifier)
+                reachable += at.length
+            else:
+                unreferenced += at.length
+    return reachable, unreferenced
+
+
+def _sessions(registry: Registry) -> list[OpenSession]:
+    found = []
+    for session in open_sessions(registry.opened):
+        try:
+            found.append(OpenSession(session.hex(), read_session(registry.opened, session).epoch))
+        except IntegrityError:
+            found.append(OpenSession(session.hex(), None))
+        except ObjectNotFound:
+            continue  # its writer ended meanwhile
+    return found

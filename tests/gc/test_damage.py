@@ -1,0 +1,75 @@
+"""Damage to each stored object in turn: it is named, all else is still found intact, and checkouts agree."""
+
+import random
+
+import pytest
+
+from tests.gc.gallery import Gallery, flipped, named
+
+# Nothing opens without these, so no checkpoint can be asked for.
+OPENING = ("format", "keys/store/", "log/00000000/000000000000")
+# A checkout needs every byte of these.
+FATAL = (".body", ".root")
+
+
+def check(gallery: Gallery, name: str, data: bytes | None, cold: bool) -> None:
+    with gallery.replaced(name, data):
+        report = gallery.verify(cold=cold)
+        assert not report.ok
+        assert named(report, name), f"{name} is not among {[problem.object for problem in report.errors]}"
+        assert all(problem.what for problem in report.errors)
+        if not name.startswith(OPENING):
+            gallery.check_checkouts(report, must_fail=name.endswith(FATAL) or name.startswith("keys/model"))
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+@pytest.mark.parametrize("seed", [random.randrange(1 << 32) for _ in range(2)])
+def test_a_flipped_byte_is_found_wherever_it_is(gallery: Gallery, seed: int, cold: bool) -> None:
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    for name in gallery.objects():
+        data = gallery.site.backend.read(name)
+        print(name)
+        check(gallery, name, flipped(data, draw), cold)
+    assert gallery.verify().ok
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_a_lost_object_is_named(gallery: Gallery, cold: bool) -> None:
+    for name in gallery.objects():
+        if not name.startswith("sessions/"):  # those come and go
+            print(name)
+            check(gallery, name, None, cold)
+    assert gallery.verify().ok
+
+
+@pytest.mark.parametrize("keep", [0, 0.5, 1], ids=["empty", "half", "one byte less"])
+def test_a_truncated_object_is_named(gallery: Gallery, keep: float) -> None:
+    for name in gallery.objects():
+        data = gallery.site.backend.read(name)
+        print(name)
+        check(gallery, name, data[: min(int(keep * len(data)), len(data) - 1)], cold=False)
+    assert gallery.verify().ok
+
+
+def test_bytes_after_an_object_are_found(gallery: Gallery) -> None:
+    for name in gallery.objects():
+        print(name)
+        check(gallery, name, gallery.site.backend.read(name) + b"\0", cold=False)
+
+
+def test_an_object_in_the_place_of_another_is_found(gallery: Gallery) -> None:
+    for ending in (".pack", ".index", ".body", ".root", ".reach"):
+        names = gallery.objects(ending)
+        for name, other in zip(names, names[1:] + names[:1], strict=True):
+            print(name)
+            check(gallery, name, gallery.site.backend.read(other), cold=False)
+
+
+def test_every_byte_of_a_pack_counts(gallery: Gallery) -> None:
+    name = min(gallery.objects(".pack"), key=gallery.site.backend.size)
+    data = gallery.site.backend.read(name)
+    ends = [*range(80), *range(len(data) - 120, len(data))]
+    for at in random.sample(ends, 40):
+        with gallery.replaced(name, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]):
+            assert named(gallery.verify(), name), f"byte {at}"

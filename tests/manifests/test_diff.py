@@ -1,0 +1,80 @@
+"""What changed between two checkpoints, by meaning."""
+
+import pytest
+
+from cairn.manifests.diff import FileChange, diff_files, diff_tensors
+from cairn.manifests.schema import FileEntry, Inline, Key, Literal, TensorEntry
+
+A, B, C = bytes(32), b"\1" * 32, b"\2" * 32
+
+
+def tensor(name: str, tiles: bytes = A, shape: tuple[int, ...] = (4,), dtype: str = "float32") -> TensorEntry:
+    return TensorEntry(Key("", (name,)), dtype, shape, tiles=tiles)
+
+
+def test_equal_sides_do_not_differ() -> None:
+    entries = [tensor("a"), tensor("b", B)]
+    assert diff_tensors(entries, reversed(entries)) == []
+    files = [FileEntry(b"a", "file"), FileEntry(b"b", "folder")]
+    assert diff_files(files, reversed(files)) == []
+
+
+def test_tensors_are_added_removed_reshaped_and_changed() -> None:
+    old = [tensor("removed"), tensor("shape"), tensor("dtype"), tensor("same"), tensor("tiles", A + B + C)]
+    new = [
+        tensor("added"), tensor("shape", shape=(2, 2)), tensor("dtype", dtype="int32"), tensor("same"),
+        tensor("tiles", A + A + A),
+    ]  # fmt: skip
+    changes = {str(change.key): (change.kind, change.tiles_changed, change.tiles) for change in diff_tensors(old, new)}
+    assert changes == {
+        "added": ("added", None, None),
+        "removed": ("removed", None, None),
+        "shape": ("reshaped", None, None),
+        "dtype": ("reshaped", None, None),
+        "tiles": ("changed", 2, 3),
+    }
+    assert [str(change.key) for change in diff_tensors(old, new)] == sorted(changes)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (TensorEntry(Key("", ("a",)), "int8", (1,), inline=b"x"), TensorEntry(Key("", ("a",)), "int8", (1,), inline=b"y")),
+        (TensorEntry(Key("", ("a",)), "int8", (1,), inline=b"x"), TensorEntry(Key("", ("a",)), "int8", (1,), tiles=A)),
+        (TensorEntry(Key("", ("a",)), "int8", (1,), tile_pages=A), TensorEntry(Key("", ("a",)), "int8", (1,), tile_pages=B)),
+    ],
+)
+def test_change_is_seen_in_each_form_of_a_tensor(old: TensorEntry, new: TensorEntry) -> None:
+    (change,) = diff_tensors([old], [new])
+    assert (change.kind, change.tiles_changed) == ("changed", None)
+
+
+def test_a_tie_alone_is_no_change_of_content() -> None:
+    tied = TensorEntry(Key("", ("a",)), "float32", (4,), tiles=A, tied_to=Key("", ("b",)))
+    assert diff_tensors([tensor("a")], [tied]) == []
+
+
+def file(path: bytes, data: bytes = b"x", mode: int = 0o644, part: int = 0) -> FileEntry:
+    return FileEntry(path, "file", mode, len(data), (Inline(data),), part=part)
+
+
+def test_files_are_added_removed_changed_and_change_mode() -> None:
+    old = [file(b"removed"), file(b"content"), file(b"mode"), file(b"same"), FileEntry(b"kind", "folder")]
+    old += [FileEntry(b"link", "link", target=b"a"), file(b"parts"), file(b"parts", b"tail", part=1)]
+    new = [file(b"added"), file(b"content", b"y"), file(b"mode", mode=0o755), file(b"same"), file(b"kind")]
+    new += [FileEntry(b"link", "link", target=b"b"), file(b"parts", b"liat", part=1), file(b"parts")]
+    assert diff_files(old, new) == [
+        FileChange(b"added", "added"),
+        FileChange(b"content", "changed"),
+        FileChange(b"kind", "changed"),
+        FileChange(b"link", "changed"),
+        FileChange(b"mode", "mode"),
+        FileChange(b"parts", "changed"),
+        FileChange(b"removed", "removed"),
+    ]
+
+
+def test_the_same_bytes_in_other_segments_are_another_recipe() -> None:
+    whole = FileEntry(b"a", "file", size=2, segments=(Inline(b"ab"),))
+    cut = FileEntry(b"a", "file", size=2, segments=(Inline(b"a"), Literal(1, A)))
+    assert diff_files([whole], [cut]) == [FileChange(b"a", "changed")]

@@ -1,0 +1,137 @@
+"""The log and its fold: sections 9 and 10 of `docs/format/v1.md`. Imports nothing of Cairn."""
+
+import hashlib
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from tests.vectors.format.reader import LOG_ENTRY, MIB, Damaged, Fields, Vault, decode, hash_of, require
+
+
+def merkle_root(leaves: list[bytes]) -> bytes:
+    """RFC 6962 tree hash of leaf hashes."""
+    if len(leaves) < 2:
+        return leaves[0] if leaves else hashlib.sha256(b"").digest()
+    split = 1 << (len(leaves) - 1).bit_length() - 1
+    return hashlib.sha256(b"\1" + merkle_root(leaves[:split]) + merkle_root(leaves[split:])).digest()
+
+
+class Log:
+    """Entries in order, each checked, and the state that they say."""
+
+    def __init__(self, vault: Vault) -> None:
+        self._vault = vault
+        self.owners: list[bytes] = []
+        self.models: dict[bytes, Fields] = {}
+        self.packs: list[bytes] = []
+        self.pieces: list[tuple[Fields, int, int]] = []
+        self.void: dict[int, str] = {}
+        self.leaves: list[bytes] = []
+        suspects: list[int] = []
+        while (stored := self._stored(len(self.leaves))) is not None:
+            entry = self._admit(len(self.leaves), stored)
+            if entry is not None and entry["root"] != merkle_root(self.leaves):
+                suspects.append(entry["n"])
+            elif entry is not None:
+                self.void |= dict.fromkeys(suspects, "its root is wrong")
+                suspects = []
+                self._apply(entry)
+            self.leaves.append(hashlib.sha256(b"\0" + stored).digest())
+        require(not suspects, f"the log is damaged before entry {suspects[:1]}")
+        require(self.owners != [], "entry 0 is missing")
+
+    def _stored(self, n: int) -> bytes | None:
+        path = self._vault.folder / f"log/{n // 4096:08d}/{n:012d}"
+        return path.read_bytes()[: 4 * MIB + 1] if path.exists() else None
+
+    def _admit(self, n: int, stored: bytes) -> Fields | None:
+        """The entry, if it opens, is signed, belongs here and its actor may write; entry 0 has to."""
+        try:
+            entry = self._open(n, stored)
+            require(n == 0 or entry["actor"] in self.owners, "its actor is no owner")
+            return entry
+        except Damaged as error:
+            require(n > 0, f"entry 0: {error}")
+            self.void[n] = str(error)
+            return None
+
+    def _open(self, n: int, stored: bytes) -> Fields:
+        vault = self._vault
+        plain, signature = decode(vault.open(vault.k_log, LOG_ENTRY, stored))
+        entry: Fields = decode(plain)
+        try:
+            actor = Ed25519PublicKey.from_public_bytes(entry["actor"])
+            actor.verify(signature, b"cairn/1/log-entry\0" + plain)
+        except (InvalidSignature, ValueError):
+            raise Damaged("bad signature") from None
+        require((entry["tenant"], entry["store"], entry["n"]) == (vault.tenant, vault.id, n), "of another place")
+        return entry
+
+    def _apply(self, entry: Fields) -> None:
+        n, kind, body = entry["n"], entry["type"], decode(entry["payload"])
+        require(entry["format"] == 1 and kind in _RULES, f"entry {n} needs a newer reader")
+        if n == 0:
+            require(kind == "init" and body["owner"] == entry["actor"], "entry 0 is no init entry")
+            require(hash_of(body["founding"], length=16) == self._vault.tenant, "founding record")
+            self.owners = [body["owner"]]
+        elif reason := _RULES[kind](self, body, n):
+            self.void[n] = reason
+
+    def _model_create(self, body: Fields, n: int) -> str | None:
+        if any(m["name_tag"] == body["name_tag"] or i == body["model"] for i, m in self.models.items()):
+            return "the model exists"
+        self.models[body["model"]] = {**body, "refs": {}, "checkpoints": {}}
+        return None
+
+    def _commit(self, body: Fields, n: int) -> str | None:
+        model = self.models.get(body["model"])
+        change, packs = body["ref"], [body["packs"][at : at + 36] for at in range(0, len(body["packs"]), 36)]
+        keys, ranges = {pack[:28] for pack in packs}, [low for pair in body["relied"] for low in pair]
+        if model is None or any(body["checkpoint"] in m["checkpoints"] for m in self.models.values()):
+            return "its model does not exist, or its checkpoint does"
+        if body["epoch"] != 0 or body["hit_position"] >= n:
+            return "its hits are not good for its epoch"
+        if ranges != sorted(ranges) or any(high >= len(self.packs) for high in ranges):
+            return "it relies on packs that are not in force"
+        if len(body["packs"]) % 36 or len(keys) != len(packs) or bool(packs) != bool(body["pieces"]):
+            return "its packs are not listed properly"
+        if any(key[:16] not in body["sessions"] for key in keys) or keys & {pack[:28] for pack in self.packs}:
+            return "a pack of another session, or numbered already"
+        if _ref(model, change["tag"]) not in {(None, change["expected"]), ("branch", change["expected"])}:
+            return "its branch has another value"
+        self.pieces += [(piece, len(self.packs), len(packs)) for piece in body["pieces"]]
+        self.packs += packs
+        model["checkpoints"][body["checkpoint"]] = body
+        model["refs"][change["tag"]] = ("branch", body["checkpoint"], change["sealed_name"])
+        return None
+
+    def _ref_move(self, body: Fields, n: int) -> str | None:
+        model, kind = self.models.get(body["model"]), body["kind"]
+        if model is None or kind not in ("branch", "tag") or body["target"] not in model["checkpoints"]:
+            return "its model or checkpoint does not exist"
+        if _ref(model, body["tag"]) not in {(None, body["expected"]), (kind, body["expected"])}:
+            return "its ref has another value"
+        model["refs"][body["tag"]] = (kind, body["target"], body["sealed_name"])
+        return None
+
+    def _ref_delete(self, body: Fields, n: int) -> str | None:
+        model = self.models.get(body["model"])
+        if model is None or _ref(model, body["tag"])[1] != body["expected"]:
+            return "its ref has another value"
+        del model["refs"][body["tag"]]
+        return None
+
+
+def _ref(model: Fields, tag: bytes) -> tuple[str | None, bytes | None]:
+    kind, checkpoint, _ = model["refs"].get(tag, (None, None, b""))
+    return kind, checkpoint
+
+
+_RULES = {
+    "init": lambda log, body, n: "entry 0, and no other, is an init entry",
+    "model.create": Log._model_create,
+    "commit": Log._commit,
+    "ref.move": Log._ref_move,
+    "ref.delete": Log._ref_delete,
+    "abort": lambda log, body, n: None,
+}

@@ -1,0 +1,226 @@
+"""Manifests, tensors and files: sections 13 to 16 of `docs/format/v1.md`. Imports nothing of Cairn."""
+
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from tests.vectors.format.reader import (
+    BODY,
+    CHUNK,
+    FILES,
+    META,
+    MIB,
+    PAGE,
+    REACHABILITY,
+    WEIGHTS,
+    Fields,
+    Vault,
+    decode,
+    encode,
+    hash_of,
+    open_gcm,
+    require,
+)
+from tests.vectors.format.reader_content import Content
+from tests.vectors.format.reader_log import Log
+
+# Of the element types only those that the golden stores use.
+BITS = {"int8": 8, "uint8": 8, "int16": 16, "bfloat16": 16, "float32": 32, "int64": 64, "float4_e2m1fn": 4}
+
+
+class Store:
+    """A store by the names that people give."""
+
+    def __init__(self, folder: Path, key_text: bytes | None, passphrase: str = "") -> None:
+        self.vault = Vault(folder, key_text, passphrase)
+        self.log = Log(self.vault)
+        self.content = Content(self.vault, self.log)
+        self._private = {model: self._model_keys(model, held) for model, held in self.log.models.items()}
+
+    def _model_keys(self, model: bytes, held: Fields) -> dict[int, bytes]:
+        keys = decode(self.vault.unwrap(held["wrap"], 2, model))["keys"]
+        return {key["component"]: key["private"] for key in keys}
+
+    def name(self, model: bytes, sealed: bytes) -> str:
+        """A sealed model or ref name."""
+        return self.vault.open_hpke(model, META, self._private[model][META], "name", sealed).decode()
+
+    def models(self) -> dict[str, bytes]:
+        """Model ids by name."""
+        return {self.name(model, held["sealed_name"]): model for model, held in self.log.models.items()}
+
+    def refs(self, model: bytes) -> dict[str, bytes]:
+        """Checkpoints of a model by ref name."""
+        return {self.name(model, sealed): value for _, value, sealed in self.log.models[model]["refs"].values()}
+
+    def message(self, model: bytes, checkpoint: bytes) -> Fields:
+        """Message and step of a commit."""
+        sealed = self.log.models[model]["checkpoints"][checkpoint]["meta"]
+        return dict(decode(self.vault.open_hpke(model, META, self._private[model][META], "commit-meta", sealed)))
+
+    def checkpoint(self, model: bytes, checkpoint: bytes) -> "Checkpoint":
+        """Open a checkpoint."""
+        return Checkpoint(self, model, checkpoint)
+
+    def root(self, model: bytes, reference: Fields) -> Fields:
+        """A component root, opened."""
+        sealed = self.vault.read_named(reference["object"], "root")
+        component = reference["component"]
+        require(len(sealed) >= 104 and sealed[:8] == b"CRNR\x01" + bytes((component, 0, 0)), "header of a root")
+        fresh = self.vault.open_hpke(model, component, self._private[model][component], "root", sealed[8:88])
+        return dict(decode(open_gcm(fresh, bytes(12), sealed[88:], sealed[:88])))
+
+
+class Checkpoint:
+    """A manifest, checked against its commit, and what it describes."""
+
+    def __init__(self, store: Store, model: bytes, checkpoint: bytes) -> None:
+        vault, commit = store.vault, store.log.models[model]["checkpoints"][checkpoint]
+        plain = vault.open(vault.k_ckpt, BODY, vault.read_named(commit["body"], "body"))
+        require(hash_of(plain, vault.k_ckpt) == checkpoint, "body of another checkpoint")
+        self.body = decode(plain)
+        named = [{**root, "object": None, "hash": root["object"]["hash"]} for root in commit["roots"]]
+        hashes = [{**part, "object": None} for part in self.body["components"]]
+        require(self.body["model"] == model and self.body["rule"] == 1 and hashes == named, "body and commit differ")
+        self._content, self._vault = store.content, vault
+        self.used: set[bytes] = set()
+        roots = {root["component"]: store.root(model, root) for root in commit["roots"]}
+        weights = self._entries(roots[WEIGHTS], "tensors") if WEIGHTS in roots else ()
+        self.tensors = {encode(entry["key"]): entry for entry in weights}
+        self.files = list(self._entries(roots[FILES], "files"))
+        joined = vault.open(vault.k_index, REACHABILITY, vault.read_named(commit["reachability"], "reach"))
+        self.reachable = split(joined)
+        require(self.reachable == sorted(set(self.reachable)), "reachability list is not sorted")
+
+    def _entries(self, root: Fields, kind: str) -> Iterator[Fields]:
+        count = 0
+        for digest in split(root["pages"]):
+            page = self._page(digest)
+            require(page["type"] == kind, "page of another kind")
+            count += len(page["entries"])
+            yield from page["entries"]
+        require(count == root["entries"], "number of entries")
+
+    def _page(self, digest: bytes) -> Fields:
+        self._use(PAGE, digest)
+        return dict(decode(self._content.read(PAGE, digest)))
+
+    def _use(self, kind: int, digest: bytes) -> None:
+        self.used.add(hash_of(digest, self._vault.content[kind][1]))
+
+    def chunk(self, digest: bytes, length: int) -> bytes:
+        """A chunk, or the fill that its digest stands for."""
+        if digest[:31] == bytes(31):
+            return digest[31:] * length
+        self._use(CHUNK, digest)
+        plain = self._content.read(CHUNK, digest)
+        require(len(plain) == length, "chunk of another length")
+        return plain
+
+    def tensor(self, entry: Fields) -> bytes:
+        """Row-major bytes of a tensor (section 15)."""
+        shape, bits = entry["shape"], BITS[entry["dtype"]]
+        total = prod(shape) * bits // 8
+        if "inline" in entry:
+            require(len(entry["inline"]) == total, "length of inline bytes")
+            return bytes(entry["inline"])
+        joined = entry.get("tiles") or b"".join(self._page(digest)["digests"] for digest in split(entry["tile_pages"]))
+        shape, item = ([total], 1) if bits % 8 else (shape, bits // 8)
+        return assemble(shape, item, split(joined), self.chunk)
+
+    def file(self, path: bytes) -> bytes:
+        """Content of a file (section 16)."""
+        parts = sorted((e for e in self.files if e["path"] == path), key=lambda entry: entry.get("part", 0))
+        require([part.get("part", 0) for part in parts] == list(range(len(parts))) != [], "parts of a file")
+        content = b"".join(self._segment(segment) for part in parts for segment in part.get("segments", []))
+        require(len(content) == parts[0].get("size", 0), "size of a file")
+        return content
+
+    def _segment(self, segment: Fields) -> bytes:
+        if segment["type"] == "inline":
+            return bytes(segment["data"])
+        if segment["type"] == "tensor":
+            return self.tensor(self.tensors[encode(segment["key"])])
+        require(segment["type"] == "bytes", "unknown segment")
+        digests, length = split(segment["digests"]), segment["length"]
+        require(len(digests) == -(-length // MIB), "number of blocks")
+        return b"".join(self.chunk(digest, min(MIB, length - i * MIB)) for i, digest in enumerate(digests))
+
+
+def split(joined: bytes) -> list[bytes]:
+    """Digests or ids of a byte string."""
+    require(len(joined) % 32 == 0, "broken list of digests")
+    return [joined[at : at + 32] for at in range(0, len(joined), 32)]
+
+
+# --- Section 15: tiling rule 1 -----------------------------------------------------------------
+
+
+def edges(shape: list[int], item: int) -> list[list[int]]:
+    """Cut positions along each axis."""
+    total, last = prod(shape) * item, len(shape) - 1
+    if total <= MIB:
+        return [[0, length] if length else [0] for length in shape]
+    columns = 1
+    for parts in (2, 4, 8) if last else ():
+        wide = shape[last] % parts == 0 and shape[last] // parts * item >= 2048
+        columns = parts if wide and total >= 8 * parts * MIB else columns
+    cut, unit = last, shape[last] // columns * item
+    if unit > 2 * MIB or last == 0:
+        unit = item
+    else:
+        cut = last - 1
+        while cut > 0 and unit * shape[cut] <= 2 * MIB:
+            unit *= shape[cut]
+            cut -= 1
+    found = [list(range(shape[axis] + 1)) for axis in range(cut)]
+    found.append(_cut(shape[cut], unit))
+    found += [[0, shape[axis]] for axis in range(cut + 1, last)]
+    return found + ([list(range(0, shape[last] + 1, shape[last] // columns))] if cut < last else [])
+
+
+def _cut(length: int, unit: int) -> list[int]:
+    blocks = next((s for s in (8, 4, 2) if length % s == 0 and length // s * unit >= MIB), 1)
+    block, pieces = length // blocks, 1
+    while -(-block // pieces) * unit > 2 * MIB and pieces < block:
+        pieces *= 2
+    step = -(-block // pieces)
+    starts = [start + at for start in range(0, length, block) for at in range(0, block, step)]
+    return [*starts, length]
+
+
+def assemble(shape: list[int], item: int, digests: list[bytes], fetch: Any) -> bytes:
+    """Row-major bytes of a tensor from its tiles, which are numbered in row-major order of the grid."""
+    cuts = edges(shape, item)
+    require(len(digests) == prod(len(cut) - 1 for cut in cuts), "number of tiles")
+    whole = bytearray(prod(shape) * item)
+    for number, digest in enumerate(digests):
+        box, rest = [], number
+        for cut in reversed(cuts):
+            rest, at = divmod(rest, len(cut) - 1)
+            box.insert(0, (cut[at], cut[at + 1]))
+        tile = fetch(digest, prod(end - start for start, end in box) * item)
+        for at, start, length in _runs(shape, box):
+            whole[start * item : (start + length) * item] = tile[at * item : (at + length) * item]
+    return bytes(whole)
+
+
+def _runs(shape: list[int], box: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Contiguous runs of a box: offset in the box, offset in the tensor, length; in elements."""
+    if not box:
+        yield 0, 0, 1
+        return
+    axis, length = len(box), 1
+    while axis and (axis == len(box) or length == prod(shape[axis:])):
+        axis -= 1
+        length *= box[axis][1] - box[axis][0]
+    count = prod(end - start for start, end in box[:axis])
+    for number in range(count):
+        rest, start, step = number, box[axis][0] * prod(shape[axis + 1 :]), prod(shape[axis:])
+        for i in range(axis - 1, -1, -1):
+            rest, at = divmod(rest, box[i][1] - box[i][0])
+            start += (box[i][0] + at) * step
+            step *= shape[i]
+        yield number * length, start, length
+

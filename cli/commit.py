@@ -1,16 +1,21 @@
 """`cairn commit`: store a file or folder as a checkpoint."""
 
+import os
+import sys
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from cairn.cli import memo
 from cairn.cli.opening import open_registry, store_options
-from cairn.cli.output import emit, emit_json, note, safe, size
+from cairn.cli.output import emit, json_text, safe, size
 from cairn.cli.progress import ProgressBar
 from cairn.core.ids import short
 
 if TYPE_CHECKING:
+    from cairn.registry.registry import Registry
     from cairn.workspace.commit import CommitResult
 
 
@@ -49,16 +54,52 @@ def command(
 
     selector = parse_selector(model)
     options = CommitOptions(selector.revision, step, message, opaque, always, CodecPolicy(codec))
+    form = "json" if as_json else "id" if quiet else "text"
     with open_registry() as registry, ProgressBar(quiet or as_json) as progress:
         result = commit(registry, path, selector.model, options, progress)
-    for warning in result.warnings:
-        note(f"warning: {safe(warning)}")
-    if as_json:
-        emit_json(_as_json(result))
-    elif quiet:
-        emit(result.checkpoint.hex())
-    else:
-        _render(result, model)
+        warnings = "".join(f"warning: {safe(warning)}\n" for warning in result.warnings)
+        click.echo(warnings, err=True, nl=False)
+        emit(_text(result, model, form))
+        if not always:
+            _remember(registry, path, result, _text(result.unchanged(), model, form) + "\n", warnings)
+
+
+def _remember(registry: "Registry", path: Path, result: "CommitResult", out: str, err: str) -> None:
+    """Keep the answer that the same command would give next, if stamps can prove that nothing changed."""
+    from cairn.registry.formatfile import NAME as FORMAT_NAME
+    from cairn.registry.names import entry_name
+    from cairn.store.backends.posix import PosixBackend
+
+    backend, key_file = registry.opened.backend, registry.opened.key_file
+    if not isinstance(backend, PosixBackend) or key_file is None or not result.settled:
+        return
+    tree = result.tree
+    stamps = [(os.fsdecode(tree.absolute(node.path)), list(astuple(node.stamp))) for node in tree.nodes]
+    stamps.append((os.fsdecode(tree.root), list(astuple(tree.root_stamp))))
+    for relied in (key_file, backend.root / FORMAT_NAME, *(backend.root / name for name in result.packs)):
+        seen = memo.stamp(os.fspath(relied.absolute()))
+        if seen is None:
+            return
+        stamps.append((os.fspath(relied.absolute()), seen))
+    length = registry.state.length
+    entries = os.fspath(backend.root / entry_name(length - 1)), os.fspath(backend.root / entry_name(length))
+    memo.remember(sys.argv[1:], (os.fspath(path), os.fsdecode(tree.root)), entries, stamps, out, err)
+
+
+def _text(result: "CommitResult", model: str, form: str) -> str:
+    if form == "json":
+        return json_text(_as_json(result))
+    if form == "id":
+        return result.checkpoint.hex()
+    counts = result.counts
+    if not result.created:
+        return f"{safe(model)} is unchanged: still {short(result.checkpoint)}"
+    return (
+        f"{safe(model)} is now {short(result.checkpoint)}\n"
+        f"  {result.files} files, {result.tensors} tensors, {size(result.bytes_logical)}: "
+        f"{size(counts.bytes_new)} new in {counts.chunks_new} chunks, "
+        f"{size(counts.bytes_reused)} reused in {counts.chunks_reused}"
+    )
 
 
 def _as_json(result: "CommitResult") -> dict[str, object]:
@@ -77,16 +118,3 @@ def _as_json(result: "CommitResult") -> dict[str, object]:
         "bytes_stored": counts.bytes_stored + result.manifest.bytes_stored,
         "warnings": list(result.warnings),
     }
-
-
-def _render(result: "CommitResult", model: str) -> None:
-    counts = result.counts
-    if not result.created:
-        emit(f"{safe(model)} is unchanged: still {short(result.checkpoint)}")
-        return
-    emit(f"{safe(model)} is now {short(result.checkpoint)}")
-    emit(
-        f"  {result.files} files, {result.tensors} tensors, {size(result.bytes_logical)}: "
-        f"{size(counts.bytes_new)} new in {counts.chunks_new} chunks, "
-        f"{size(counts.bytes_reused)} reused in {counts.chunks_reused}"
-    )

@@ -1,65 +1,16 @@
-"""Entry point: finds the command, runs it, turns errors into exit codes."""
+"""Entry point. A commit that changes nothing is answered from memory, before anything heavy is imported."""
 
-import os
 import sys
-from importlib import import_module
 
-import click
-
-from cairn import __version__
-from cairn.cli import exits
-from cairn.cli.opening import store_options
-from cairn.cli.output import note, safe
-from cairn.core.errors import CairnError
-
-# In the order of `cairn --help`: each is a module of this package with a command of the same name.
-COMMANDS = ("init", "commit", "checkout", "ls", "log", "show", "diff", "tag", "branch", "verify", "stats")
+from cairn.cli.memo import recall
 
 
-class _LazyCommands(click.Group):
-    def list_commands(self, context: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        command: click.Command = import_module(f"cairn.cli.{name}").command
-        return command
-
-
-@click.command(cls=_LazyCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="cairn")
-@store_options
-def cairn() -> None:
-    """Cairn: a content-addressed checkpoint store and registry for large-model training.
-
-    A selector names a checkpoint: MODEL (the tip of main), MODEL@REF, MODEL@step:N or MODEL@ID.
-    """
-
-
-def main(arguments: list[str] | None = None) -> None:
+def main() -> None:
     """Run the command line and exit."""
-    sys.exit(run(arguments))
+    arguments = sys.argv[1:]
+    code = recall(arguments) if arguments[:1] == ["commit"] else None
+    if code is None:
+        from cairn.cli.app import run
 
-
-def run(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    try:
-        code = cairn.main(args=arguments, prog_name="cairn", standalone_mode=False)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else exits.OK
-    except CairnError as error:
-        note(f"error: {safe(error.message)}")
-        if error.hint:
-            note(f"next:  {safe(error.hint)}")
-        return exits.exit_code(error)
-    except click.ClickException as error:
-        error.show()
-        return exits.USAGE
-    except (KeyboardInterrupt, click.Abort):
-        note("interrupted: what was committed before is intact; run the command again to do the rest")
-        return exits.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output went away; keep the interpreter from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return exits.ERROR
+        code = run(arguments)
+    sys.exit(code)

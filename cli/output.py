@@ -25,7 +25,12 @@ def note(text: str) -> None:
 
 def emit_json(value: Any) -> None:
     """One JSON value on standard output."""
-    click.echo(json.dumps(value, ensure_ascii=True, indent=2 if sys.stdout.isatty() else None))
+    click.echo(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """JSON as it goes to standard output: for people on a terminal, for programs elsewhere."""
+    return json.dumps(value, ensure_ascii=True, indent=2 if sys.stdout.isatty() else None)
 
 
 def size(count: int | float) -> str:

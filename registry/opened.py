@@ -61,6 +61,7 @@ class OpenStore:
     home: KeyHome
     clock: Clock
     entropy: Entropy
+    key_file: Path | None
 
     @property
     def access(self) -> StoreAccess:
@@ -118,7 +119,8 @@ def create_store(
     backend.create(entry_name(0), [seal_entry(entry, identity, secrets.k_log, entropy)])
     write_format(backend, store, tenant)
     keys = TenantKeys.from_secret(tenant, secrets.tenant_secret)
-    return OpenStore(backend, store, tenant, keys, secrets, root, identity, home, clock, entropy), key_file
+    opened = OpenStore(backend, store, tenant, keys, secrets, root, identity, home, clock, entropy, key_file)
+    return opened, key_file
 
 
 def _refuse_existing(backend: Backend) -> None:
@@ -159,20 +161,22 @@ def open_store(
     """
     clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
     store, tenant = read_format(backend)
-    root = _root_key(backend, home, source, store)
+    root, key_file = _root_key(backend, home, source, store)
     secrets = _store_secrets(backend, root, store)
     keys = TenantKeys.from_secret(tenant, secrets.tenant_secret)
-    return OpenStore(backend, store, tenant, keys, secrets, root, home.identity(entropy), home, clock, entropy)
+    identity = home.identity(entropy)
+    return OpenStore(backend, store, tenant, keys, secrets, root, identity, home, clock, entropy, key_file)
 
 
-def _root_key(backend: Backend, home: KeyHome, source: KeySource, store: StoreId) -> RootKey:
+def _root_key(backend: Backend, home: KeyHome, source: KeySource, store: StoreId) -> tuple[RootKey, Path | None]:
+    """The root key, and the key file that it came from, if any."""
     records = [record.name for record in backend.list(_ROOT_RECORDS)]
     path = source.key_file or home.key_file(store)
     if records and source.key_file is None:
         passphrase = source.passphrase or (source.ask() if source.ask else None)
         if passphrase is None:
             raise NotAllowed(f"{backend.url} needs its passphrase", hint="set CAIRN_PASSPHRASE")
-        return open_root_key(backend.read(records[-1]), store, passphrase, f"root record {records[-1]}")
+        return open_root_key(backend.read(records[-1]), store, passphrase, f"root record {records[-1]}"), None
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -182,7 +186,7 @@ def _root_key(backend: Backend, home: KeyHome, source: KeySource, store: StoreId
         ) from None
     except OSError as error:
         raise NotAllowed(f"key file {path} cannot be read: {error.strerror}") from None
-    return load_key_file(data, store, f"key file {path}")
+    return load_key_file(data, store, f"key file {path}"), path
 
 
 def _store_secrets(backend: Backend, root: RootKey, store: StoreId) -> StoreSecrets:

@@ -55,6 +55,12 @@ class WriteCounts:
     chunks_reused: int = 0
     bytes_reused: int = 0
 
+    def all_reused(self) -> "WriteCounts":
+        """The counts of writing the same once more."""
+        return WriteCounts(
+            chunks_reused=self.chunks_new + self.chunks_reused, bytes_reused=self.bytes_new + self.bytes_reused
+        )
+
     def add(self, other: "WriteCounts") -> None:
         """Sum up."""
         for name in self.__slots__:

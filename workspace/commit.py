@@ -6,7 +6,7 @@ publish. Nothing is visible before the last step; interrupting earlier leaves up
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cairn.core.canonical import encode
@@ -69,7 +69,12 @@ class CommitOptions:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What a commit did. `counts` are of data chunks; bytes are plaintext unless named stored."""
+    """What a commit did. `counts` are of data chunks; bytes are plaintext unless named stored.
+
+    Args:
+        tree: the tree as it was scanned; `settled` says whether its stamps prove that it did not change since.
+        packs: names of the packs that the checkpoint's chunks lie in.
+    """
 
     checkpoint: CheckpointId
     model: ModelId
@@ -80,6 +85,14 @@ class CommitResult:
     counts: WriteCounts
     manifest: WriteCounts
     warnings: tuple[str, ...]
+    tree: Tree = field(repr=False)
+    settled: bool
+    packs: tuple[str, ...] = field(repr=False)
+
+    def unchanged(self) -> "CommitResult":
+        """What the same commit would say if it were repeated now."""
+        counts, pages = self.counts, self.manifest
+        return replace(self, created=False, counts=counts.all_reused(), manifest=pages.all_reused())
 
 
 def commit(
@@ -104,6 +117,7 @@ class _Commit:
     options: CommitOptions
     progress: Progress
     save: ChunkSave = field(init=False)
+    scanned_at_ns: int = field(init=False)
     records: dict[bytes, FileRecord] = field(default_factory=dict)
     unread: list[tuple[bytes, FileIngest, int]] = field(default_factory=list)
     manifest: WriteCounts = field(default_factory=WriteCounts)
@@ -118,6 +132,7 @@ class _Commit:
             if not is_branch(registry, model, self.options.branch):
                 raise BadName(f"{self.options.branch!r} is a tag: a commit moves a branch")
             expected = ref_value(registry, model, self.options.branch)
+        self.scanned_at_ns = registry.opened.clock.wall_ns()
         tree = scan(self.path)
         with Session(registry.opened, state.epoch, state.heartbeat_seconds) as session:
             self.save = registry.chunks().save(session, self.options.codec)
@@ -127,7 +142,7 @@ class _Commit:
             meta = CommitMeta(self.options.message, self.options.step)
             if model is not None and expected is not None and self._same_as_tip(model, expected, components, meta):
                 self._remember(tree, model)
-                return self._result(expected, model, False, tensors)
+                return self._result(tree, expected, model, False, tensors)
             model = model if model is not None else ensure_model(registry, self.model_name)
             self.progress.stage("publish")
             parents = (Parent("continue", expected),) if expected is not None else ()
@@ -137,7 +152,7 @@ class _Commit:
             )  # fmt: skip
             checkpoint = publish(registry, session, draft)
         self._remember(tree, model)
-        return self._result(checkpoint, model, True, tensors)
+        return self._result(tree, checkpoint, model, True, tensors)
 
     def _existing_model(self) -> ModelId | None:
         try:
@@ -275,12 +290,25 @@ class _Commit:
         return sum(record.size for record in self.records.values())
 
     def _result(
-        self, checkpoint: CheckpointId, model: ModelId, created: bool, tensors: list[TensorEntry]
+        self, tree: Tree, checkpoint: CheckpointId, model: ModelId, created: bool, tensors: list[TensorEntry]
     ) -> CommitResult:
         warnings = tuple(
             f"{os.fsdecode(path)}: {text}" for path, record in sorted(self.records.items()) for text in record.warnings
         )
+        written, index = self.save.written, self.registry.index()
+        packs = {index.pack(number).name for number in written.relied} | {pack.name for pack in written.packs}
+        stamps = [tree.root_stamp, *(node.stamp for node in tree.nodes)]
         return CommitResult(
-            checkpoint, model, created, len(self.records), len(tensors), self._bytes_logical(),
-            self.save.written.counts, self.manifest, warnings,
-        )  # fmt: skip
+            checkpoint=checkpoint,
+            model=model,
+            created=created,
+            files=len(self.records),
+            tensors=len(tensors),
+            bytes_logical=self._bytes_logical(),
+            counts=written.counts,
+            manifest=self.manifest,
+            warnings=warnings,
+            tree=tree,
+            settled=all(stamp.is_settled(self.scanned_at_ns) for stamp in stamps),
+            packs=tuple(sorted(packs)),
+        )

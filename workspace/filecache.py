@@ -13,7 +13,6 @@ from blake3 import blake3
 from cairn.core.canonical import decode, encode
 from cairn.core.errors import IntegrityError
 from cairn.core.ids import ModelId
-from cairn.core.limits import RACY_WINDOW_COARSE_NS, RACY_WINDOW_NS
 from cairn.registry.registry import Registry
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
@@ -47,7 +46,7 @@ class FileCache:
 
     def remember(self, path: bytes, stamp: FileStamp, read_at_ns: int, record: FileRecord) -> None:
         """Note a record; `read_at_ns` is when its reading began."""
-        if read_at_ns - max(stamp.mtime_ns, stamp.ctime_ns) > _window_ns(stamp):
+        if stamp.is_settled(read_at_ns):
             opened = self._registry.opened
             plain = encode(record)
             sealed = seal_object(self._key, opened.store, ObjectKind.CACHE, plain, opened.entropy)
@@ -62,8 +61,3 @@ class FileCache:
     def _name(self, path: bytes, stamp: FileStamp) -> bytes:
         facts = [_RULES_VERSION, self._opaque, os.path.abspath(path), *astuple(stamp)]
         return blake3(encode(facts), key=self._key).digest()
-
-
-def _window_ns(stamp: FileStamp) -> int:
-    coarse = stamp.mtime_ns % 1_000_000_000 == 0
-    return RACY_WINDOW_COARSE_NS if coarse else RACY_WINDOW_NS

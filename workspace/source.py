@@ -6,6 +6,7 @@ import stat
 from dataclasses import dataclass
 
 from cairn.core.errors import InputChanged, NotAllowed
+from cairn.core.limits import RACY_WINDOW_COARSE_NS, RACY_WINDOW_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,7 @@ class FileStamp:
 
     device: int
     inode: int
+    mode: int
     size: int
     mtime_ns: int
     ctime_ns: int
@@ -21,7 +23,17 @@ class FileStamp:
     @staticmethod
     def of(status: os.stat_result) -> "FileStamp":
         """Stamp of a stat result."""
-        return FileStamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        return FileStamp(
+            status.st_dev, status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        )
+
+    def is_settled(self, at_ns: int) -> bool:
+        """Whether a change after `at_ns` would show in the stamp.
+
+        A stamp as young as the file system's clock tick proves nothing. Whole seconds hint at a coarse tick.
+        """
+        coarse = self.mtime_ns % 1_000_000_000 == 0
+        return at_ns - max(self.mtime_ns, self.ctime_ns) > (RACY_WINDOW_COARSE_NS if coarse else RACY_WINDOW_NS)
 
 
 class FileSource:

@@ -13,6 +13,7 @@ from pathlib import Path
 from cairn.core.errors import BadInput, InputChanged, NotAllowed, NotFoundError
 from cairn.core.limits import SYMLINK_BYTES_MAX
 from cairn.workspace.links import link_stays_inside
+from cairn.workspace.source import FileStamp
 
 PERMISSIONS = 0o777
 # How the format record of a store begins.
@@ -21,11 +22,12 @@ STORE_MARK = b'{"cairn store"'
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One path of a tree: `path` relative, as bytes; `kind` is `file`, `folder` or `link`."""
+    """One path of a tree: `path` relative, as bytes; `kind` is `file`, `folder` or `link`; `stamp` as of the scan."""
 
     path: bytes
     kind: str
     mode: int
+    stamp: FileStamp
     size: int = 0
     target: bytes = b""
 
@@ -35,6 +37,7 @@ class Tree:
     """A scanned tree. `root` is the folder that paths are relative to, or the one file of a single-file tree."""
 
     root: bytes
+    root_stamp: FileStamp
     nodes: tuple[Node, ...]
     single: bool = False
 
@@ -58,12 +61,13 @@ def scan(path: Path) -> Tree:
     except OSError as error:
         raise NotAllowed(f"{path} cannot be read: {error.strerror}") from None
     if not stat.S_ISDIR(status.st_mode):
-        return Tree(root, (_node(root, os.path.basename(os.path.abspath(os.fsencode(path))), status),), single=True)
+        node = _node(root, os.path.basename(os.path.abspath(os.fsencode(path))), status)
+        return Tree(root, node.stamp, (node,), single=True)
     if _is_store(root):
         raise BadInput(f"{path} is a Cairn store itself", hint="name the folder whose files you want to commit")
     nodes: list[Node] = []
     _scan_folder(root, b"", nodes)
-    return Tree(root, tuple(sorted(nodes, key=lambda node: node.path)))
+    return Tree(root, FileStamp.of(status), tuple(sorted(nodes, key=lambda node: node.path)))
 
 
 def _scan_folder(root: bytes, folder: bytes, nodes: list[Node]) -> None:
@@ -97,11 +101,11 @@ def _is_store(folder: bytes) -> bool:
 
 
 def _node(absolute: bytes, path: bytes, status: os.stat_result) -> Node:
-    mode = stat.S_IMODE(status.st_mode) & PERMISSIONS
+    mode, stamp = stat.S_IMODE(status.st_mode) & PERMISSIONS, FileStamp.of(status)
     if stat.S_ISREG(status.st_mode):
-        return Node(path, "file", mode, status.st_size)
+        return Node(path, "file", mode, stamp, status.st_size)
     if stat.S_ISDIR(status.st_mode):
-        return Node(path, "folder", mode)
+        return Node(path, "folder", mode, stamp)
     if stat.S_ISLNK(status.st_mode):
         target = os.readlink(absolute)
         if len(target) > SYMLINK_BYTES_MAX or not link_stays_inside(path, target):
@@ -109,7 +113,7 @@ def _node(absolute: bytes, path: bytes, status: os.stat_result) -> Node:
                 f"link {_show(path)} -> {_show(target)} leads out of the folder",
                 hint="replace the link by what it points to, or leave it out",
             )
-        return Node(path, "link", PERMISSIONS, 0, target)
+        return Node(path, "link", PERMISSIONS, stamp, 0, target)
     raise BadInput(f"{_show(path)} is neither a file, a folder nor a link", hint="leave it out of the folder")
 
 

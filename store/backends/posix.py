@@ -102,6 +102,11 @@ class PosixBackend:
         # and made again shows by its inode. (Should that be the same, the name has its maker's own fsync.)
         self._durable: dict[str, tuple[int, int]] = {}
 
+    @property
+    def root(self) -> Path:
+        """The folder that holds the objects."""
+        return Path(self._root)
+
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
         folder_path, leaf = os.path.split(self._path(name))
         pieces = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]

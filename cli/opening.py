@@ -48,7 +48,7 @@ def open_registry() -> "Iterator[Registry]":
     from cairn.workspace.stores import open_store
 
     key_file = _choice().key_file
-    registry = open_store(store_location(), key_file=Path(key_file) if key_file else None, ask=_ask_passphrase)
+    registry = open_store(store_location(), key_file=Path(key_file) if key_file else None, ask=ask_passphrase)
     damaged_from = registry.state.damaged_from
     if damaged_from is not None:
         note(f"warning: log entry {damaged_from} is damaged: newer checkpoints may be missing here")
@@ -74,7 +74,8 @@ def _choice() -> StoreChoice:
     return click.get_current_context().ensure_object(StoreChoice)
 
 
-def _ask_passphrase() -> str | None:
+def ask_passphrase() -> str | None:
+    """Ask a person at a terminal for a passphrase; None where there is none."""
     if not os.isatty(0):
         return None
     answer: str = click.prompt("Passphrase", hide_input=True, err=True)

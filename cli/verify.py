@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cairn.cli import exits
-from cairn.cli.opening import StoreChoice, _ask_passphrase, store_location, store_options
+from cairn.cli.opening import StoreChoice, ask_passphrase, store_location, store_options
 from cairn.cli.output import emit, emit_json, note, safe, size
 from cairn.cli.progress import ProgressBar
 
@@ -49,7 +49,7 @@ def _verify(full: bool, progress: ProgressBar) -> "VerifyReport":
 
     settings = Settings.from_environment()
     named = click.get_current_context().ensure_object(StoreChoice).key_file
-    source = KeySource(Path(named) if named else settings.key_file, settings.passphrase, _ask_passphrase)
+    source = KeySource(Path(named) if named else settings.key_file, settings.passphrase, ask_passphrase)
     home = KeyHome(settings.data, settings.state, settings.cache)
     return verify_store(backend_at(store_location()), home, source, full, progress)
 
@@ -94,7 +94,9 @@ def _render(report: "VerifyReport") -> None:
         emit("")
         emit("next: stored objects never change, so any intact copy of a named one can be put back in its place;")
         emit("      without a copy, commit the affected checkpoints again from their files.")
-        emit("      Then run 'cairn verify --full' again. All other checkpoints can be checked out as before.")
+        emit("      Then run 'cairn verify --full' again.")
+        if report.checkpoints:
+            emit("      All other checkpoints can be checked out as before.")
     elif not report.full:
         note("next: 'cairn verify --full' reads every stored byte as well")
 
@@ -106,7 +108,7 @@ def _verdict(report: "VerifyReport") -> str:
         return f"intact: {checked}{read}"
     objects = len({problem.object for problem in report.errors})
     affected = len({problem.checkpoint for problem in report.errors if problem.checkpoint})
-    return f"DAMAGED: {objects} objects; {affected} of {report.checkpoints} checkpoints are affected ({checked}{read})"
+    return f"DAMAGED: {objects} objects, {affected} affected checkpoints (checked: {checked}{read})"
 
 
 def _render_group(problems: "list[Problem]", report: "VerifyReport") -> None:

@@ -15,7 +15,11 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-CHANGED = ("embeddings.LayerNorm.weight", "encoder.layer.0.attention.self.query.weight", "encoder.layer.5.output.dense.bias")
+CHANGED = (
+    "embeddings.LayerNorm.weight",
+    "encoder.layer.0.attention.self.query.weight",
+    "encoder.layer.5.output.dense.bias",
+)
 
 
 class Demo:

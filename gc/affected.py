@@ -10,8 +10,10 @@ from cairn.registry.checkpoint import CheckpointManifest
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.tenant import TenantKeys
 
-# For a lost id, what it belongs to: kind (`tensor`, `file`, `page`) and name.
-Labels = dict[ContentId, list[tuple[str, str]]]
+# Kind (`tensor`, `file`, `page`) and name of what is affected, in the order found.
+Names = dict[tuple[str, str], None]
+# For a lost id, what it belongs to. Lost pages share one `Names`, of what they may have listed.
+Labels = dict[ContentId, list[Names]]
 
 
 def affected_names(manifests: ManifestScrub, root: Root, lost: set[ContentId]) -> Labels:
@@ -37,12 +39,15 @@ class _Walk:
         self._lost = lost
         self._labels = labels
         self._tensors: dict[Key, list[ContentId]] = {}
+        self._listed_by_lost_pages: Names = {}
+        self._page_lost = False
 
     def page(self, digest: Digest, place: str) -> None:
         """Label what a page names; a lost page itself is labelled by its place."""
         identifier = self._keys.page.content_id(digest)
         if identifier in self._lost:
-            self._label(identifier, "page", place)
+            self._page_lost = True
+            self._labels[identifier] = [{("page", place): None}, self._listed_by_lost_pages]
             return
         try:
             page = self._manifest.read_page(digest)
@@ -50,21 +55,22 @@ class _Walk:
             return
         for entry in () if isinstance(page, DigestPage) else page.entries:
             if isinstance(entry, TensorEntry):
-                hit = self._hit(entry)
+                hit = self._tensors[entry.key] = self._hit(entry)
                 for one in hit:
                     self._label(one, "tensor", str(entry.key))
-                if hit:
-                    self._tensors[entry.key] = hit
             else:
                 self._file(entry)
 
     def _file(self, entry: FileEntry) -> None:
-        hit = self._hit(entry)
+        hit, path = self._hit(entry), entry.path.decode("utf-8", "backslashreplace")
         for segment in entry.segments:
-            if isinstance(segment, TensorBytes):
-                hit += self._tensors.get(segment.key, [])
+            if isinstance(segment, TensorBytes) and segment.key in self._tensors:
+                hit += self._tensors[segment.key]
+            elif isinstance(segment, TensorBytes) and self._page_lost:
+                self._listed_by_lost_pages["tensor", str(segment.key)] = None
+                self._listed_by_lost_pages["file", path] = None
         for one in hit:
-            self._label(one, "file", entry.path.decode("utf-8", "backslashreplace"))
+            self._label(one, "file", path)
 
     def _hit(self, entry: TensorEntry | FileEntry) -> list[ContentId]:
         """Lost ids that an entry points at."""
@@ -79,6 +85,4 @@ class _Walk:
         return found
 
     def _label(self, identifier: ContentId, kind: str, name: str) -> None:
-        known = self._labels.setdefault(identifier, [])
-        if (kind, name) not in known:
-            known.append((kind, name))
+        self._labels.setdefault(identifier, [{}])[0][kind, name] = None

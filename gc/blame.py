@@ -73,7 +73,9 @@ class Blame:
         for damage in sorted(damages, key=lambda damage: (damage.at.pack, damage.at.offset)):
             by_pack.setdefault(damage.at.pack, []).append(damage)
         for number, found in by_pack.items():
-            what = few((f"{damage.why} (byte {damage.at.offset})" for damage in found), most=2)
+            here = [f"{damage.why} (byte {damage.at.offset})" for damage in found if damage.why]
+            gone = len(found) - len(here)
+            what = few(here + ([f"chunks and pages that are gone: {gone}"] if gone else []))
             served = sum(self.places.serves(damage.id) for damage in found)
             if served == len(found):
                 what += "; another copy serves, so nothing is lost"
@@ -85,9 +87,11 @@ class Blame:
 
 def _hits(ids: Iterable[ContentId], labels: Labels) -> str:
     """`; lost: tensors a, b and 3 more; files x`, or nothing."""
+    # What lost pages share is looked at once.
+    groups = {id(names): names for one in ids for names in labels.get(one, ())}
     kinds: dict[str, dict[str, None]] = {}
-    for one in ids:
-        for kind, name in labels.get(one, ()):
+    for names in groups.values():
+        for kind, name in names:
             kinds.setdefault(kind, {})[name] = None
     parts = [
         f"{kind}{'s' if len(found) > 1 else ''} {few(found)}" for kind, found in sorted(kinds.items(), reverse=True)

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cairn.core.errors import CairnError, IntegrityError
+from cairn.core.errors import CairnError, IntegrityError, NotAllowed, StorageError
 from cairn.core.ids import ContentId, Digest, short
-from cairn.gc.places import Places
+from cairn.gc.places import Damage, Places
 from cairn.manifests.schema import DigestPage, FileEntry, FilePage, Literal, Page, TensorEntry, TensorPage
 from cairn.registry.checkpoint import CheckpointManifest, split_digests
 from cairn.store.crypto.components import ComponentClass
@@ -65,6 +65,9 @@ class PageReader:
         except CairnError as error:
             if error.retryable:
                 raise
+            if isinstance(error, StorageError | NotAllowed):
+                for at in self._places.locations(identifier):
+                    self._places.note(Damage(identifier, at, f"page {short(identifier)} cannot be read"))
             # A page that is nowhere whole is a problem of its packs; these are blamed once all are known.
             return PageFacts((identifier,), fault=error.message if self._places.serves(identifier) else "")
         return self._entries(manifest, page, identifier)

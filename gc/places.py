@@ -17,11 +17,11 @@ from cairn.store.index import Location, PackRef
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A place whose bytes are not what they should be; `why` says so in a sentence."""
+    """A place whose bytes are not what they should be; `why` says so in a sentence, empty where there are no bytes."""
 
     id: ContentId
     at: Location
-    why: str
+    why: str = ""
 
 
 class Places:
@@ -57,19 +57,16 @@ class Places:
             with self._lock:
                 known = (identifier, location) in self._bad
             if not known:
-                self.damage(Damage(identifier, location, f"{short(identifier)} does not open"))
+                self.note(Damage(identifier, location, f"{short(identifier)} does not open"))
         elif location not in self._local.locations(identifier) and location in self._local.locations(identifier, True):
             self._local.mark(identifier, location, bad=False)
 
-    def lose(self, damage: Damage) -> None:
-        """Note a place that lies in no stored bytes; who deduplicates sees that by the pack's size."""
+    def note(self, damage: Damage) -> None:
+        """Note a bad place; the last reason counts. The machine's index sees by a pack's size that bytes are gone."""
         with self._lock:
             self._bad[damage.id, damage.at] = damage.why
-
-    def damage(self, damage: Damage) -> None:
-        """Note a place whose bytes are bad, here and in the machine's index; the last reason counts."""
-        self.lose(damage)
-        self._local.mark(damage.id, damage.at, bad=True)
+        if damage.why:
+            self._local.mark(damage.id, damage.at, bad=True)
 
     def damages(self) -> list[Damage]:
         """All bad places, by pack and offset."""
@@ -80,6 +77,10 @@ class Places:
     def serves(self, identifier: ContentId) -> bool:
         """Whether any place of a content id is not known to be bad."""
         return bool(self.locations(identifier))
+
+    def known_here(self, identifier: ContentId) -> bool:
+        """Whether the machine's own index has any place of a content id."""
+        return bool(self._local.locations(identifier, marked=True))
 
     def close(self) -> None:
         """Remove the temporary index."""

@@ -15,10 +15,10 @@ from contextlib import suppress
 
 from cairn.core.errors import CairnError, ObjectNotFound
 from cairn.core.ids import ModelId
+from cairn.core.progress import Progress, Silent
 from cairn.gc.blame import Blame
 from cairn.gc.orphans import report_orphans
 from cairn.gc.places import Places
-from cairn.gc.progress import Progress, Silent
 from cairn.gc.report import Findings, VerifyReport
 from cairn.gc.roots import live_checkpoints, named_objects, packs_in_force
 from cairn.gc.scrub_chunks import ChunkCounts, ChunkScrub
@@ -78,6 +78,10 @@ class _Scrub:
             manifests.check(root)
         counts = self._scrub_chunks(directories, manifests) if full else ChunkCounts()
         Blame(opened, self._places, manifests, findings).run(roots)
+        if manifests.forgotten:
+            cache = opened.home.cache_folder(opened.store)
+            text = f"this machine's index lacks {manifests.forgotten} chunks that the store has: remove {cache}"
+            findings.notes.append(text)
         _check_sessions(opened, findings)
         leftovers = stored.keys() - named_objects(state)
         if not log_is_whole:

@@ -13,8 +13,8 @@ from cairn.core.errors import CairnError, IntegrityError
 from cairn.core.ids import ContentId, Digest, short
 from cairn.core.limits import CHUNK_BYTES_MAX, MEMORY_BUDGET_BYTES, READ_BYTES_TARGET
 from cairn.core.pool import Pool
+from cairn.core.progress import Progress
 from cairn.gc.places import Damage, Places
-from cairn.gc.progress import Progress
 from cairn.gc.scrub_packs import Listed, PackDirectories
 from cairn.store.chunkstore import ChunkStore
 from cairn.store.crypto.chunks import parse_header
@@ -96,7 +96,7 @@ class ChunkScrub:
             elif parse_header(view, what).id != identifier:
                 raise IntegrityError(f"{what} is another chunk than its pack says")
         except IntegrityError as error:
-            self._places.damage(Damage(identifier, at, error.message))
+            self._places.note(Damage(identifier, at, error.message))
         else:
             self._places.mark(identifier, at, bad=False)
         with self._lock:

@@ -33,13 +33,13 @@ def affected_by(state: State) -> Affected:
     return lambda n: made.get(n, [NOBODY])
 
 
-def check_log(opened: OpenStore, seen: Head | None, affected: Affected, findings: Findings) -> None:
-    """Check the whole log.
+def check_log(opened: OpenStore, seen: Head | None, affected: Affected, findings: Findings) -> State:
+    """Check the whole log; returns the state that its intact entries yield.
 
     Args:
         seen: a head that the log must have had: what the caller folded, or what this machine remembers.
     """
-    _LogScrub(opened, seen, affected, findings).run()
+    return _LogScrub(opened, seen, affected, findings).run()
 
 
 class _LogScrub:
@@ -52,7 +52,7 @@ class _LogScrub:
         self._missing: set[int] = set()
         self._root_seen: bytes | None = None
 
-    def run(self) -> None:
+    def run(self) -> State:
         """Read, replay, judge."""
         seen_length = self._seen.length if self._seen else 0
         for n in range(max(self._length(), seen_length)):
@@ -63,12 +63,14 @@ class _LogScrub:
         self._report_missing(state.length)
         bad = self._missing | self._report_unopenable(state)
         self._report_roots(state, bad)
-        lawful = [void for void in state.voids if void.n not in bad]
-        if lawful:
-            first = f"the first is entry {lawful[0].n}: {lawful[0].reason}"
-            self._findings.notes.append(f"{len(lawful)} log entries have no effect; {first}")
+        if bad:
+            self._findings.notes.append("nothing can be committed until the damaged log entries are back in place")
+        elif state.voids:
+            first = f"the first is entry {state.voids[0].n}: {state.voids[0].reason}"
+            self._findings.notes.append(f"{len(state.voids)} log entries have no effect; {first}")
         if state.newer_from is not None:
             self._findings.notes.append(f"from log entry {state.newer_from} on, the store is of a newer format")
+        return state
 
     def _length(self) -> int:
         """Entries up to the last name in the log's folders."""
@@ -116,16 +118,14 @@ class _LogScrub:
         return found
 
     def _report_roots(self, state: State, bad: set[int]) -> None:
-        first = state.damaged_from
-        if first is not None and not any(n <= first for n in bad):
+        if bad:
+            return  # which explains any contradiction
+        seen, what = self._seen, ""
+        if state.damaged_from is not None:
+            n = state.damaged_from
             what = "its signed root contradicts the entries before it, all of which open: one of them was replaced"
-            self._findings.add(entry_name(first), what, self._affected(first))
-        elif first is not None:
-            what = (
-                f"log entries after {first} sign other bytes before them: nothing can be committed until these are back"
-            )
-            self._findings.notes.append(what)
-        elif self._seen is not None and self._root_seen != self._seen.root and not bad:
-            last = self._seen.length - 1
+        elif seen is not None and self._root_seen != seen.root:
+            n = seen.length - 1
             what = "the log is in order, but up to here it is not the one that this machine has seen"
-            self._findings.add(entry_name(last), what, self._affected(last))
+        if what:
+            self._findings.add(entry_name(n), what, self._affected(n))

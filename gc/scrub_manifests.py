@@ -23,6 +23,7 @@ class ManifestScrub:
     Attributes:
         needed: ids of all chunks and pages.
         unplaced: those of them that neither an index piece nor a footer lists.
+        forgotten: number of those that are placed, but not in this machine's own index.
     """
 
     def __init__(self, registry: Registry, places: Places, readable: Iterable[ModelId], findings: Findings) -> None:
@@ -33,6 +34,7 @@ class ManifestScrub:
         self.pages = PageReader(registry.opened.keys, places)
         self.needed: set[ContentId] = set()
         self.unplaced: set[ContentId] = set()
+        self.forgotten = 0
 
     def open(self, root: Root) -> CheckpointManifest:
         """A manifest that reads its pages from where the store itself says that they are."""
@@ -81,4 +83,6 @@ class ManifestScrub:
 
     def _place(self, fresh: set[ContentId]) -> None:
         self.needed.update(fresh)
-        self.unplaced.update(one for one in fresh if not self._places.locations(one, marked=True))
+        placed = {one for one in fresh if self._places.locations(one, marked=True)}
+        self.unplaced.update(fresh - placed)
+        self.forgotten += sum(not self._places.known_here(one) for one in placed)

@@ -3,8 +3,10 @@
 from contextlib import closing
 
 from cairn.core.errors import CairnError, IntegrityError
-from cairn.gc.progress import Progress
+from cairn.core.progress import Progress
+from cairn.gc.orphans import report_orphans
 from cairn.gc.report import NOBODY, Findings, VerifyReport
+from cairn.gc.roots import named_objects
 from cairn.gc.scrub import verify
 from cairn.gc.scrub_keys import check_opening
 from cairn.gc.scrub_log import check_log
@@ -50,8 +52,12 @@ def _unopened(error: CairnError, backend: Backend, source: KeySource, full: bool
 def _unfolded(error: IntegrityError, opened: OpenStore, full: bool) -> VerifyReport:
     """What keeps the log from being folded."""
     findings = Findings()
-    check_log(opened, opened.home.remembered_head(opened.store), lambda n: [NOBODY], findings)
-    if not findings.problems:
+    state = check_log(opened, opened.home.remembered_head(opened.store), lambda n: [NOBODY], findings)
+    if findings.problems:
+        leftovers = {listed.name for listed in opened.backend.list("objects")} - named_objects(state)
+        report_orphans(opened, state, leftovers, findings)
+        findings.notes.append(f"only the log was checked: {error.message}")
+    else:
         findings.add("log", error.message)
     return _failed(findings, full)
 

@@ -7,7 +7,7 @@ other is damaged; where both can be read they must agree.
 from itertools import groupby
 
 from cairn.core.errors import CairnError, IntegrityError
-from cairn.core.ids import ContentId, short
+from cairn.core.ids import ContentId
 from cairn.gc.places import Damage, Places
 from cairn.gc.report import Findings
 from cairn.registry.indexing import piece_locations
@@ -81,8 +81,7 @@ class PackDirectories:
             self._findings.add(piece.object.object_name("index"), what)
         for identifier, at in listed:
             if at.offset + at.length > size:
-                why = "is missing with its pack" if size < 0 else "lies beyond the end of its pack"
-                places.lose(Damage(identifier, at, f"{short(identifier)} {why}"))
+                places.note(Damage(identifier, at))
 
     def _by_footer(self, number: int) -> Listed:
         opened = self._opened

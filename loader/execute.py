@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from cairn.core.errors import IntegrityError, ObjectNotFound
+from cairn.core.errors import IntegrityError, ObjectNotFound, StorageError
 from cairn.core.ids import short
 from cairn.core.pool import Pool
 from cairn.loader.plan import Batch, Delivery, Part, ReadPlan
@@ -47,7 +47,7 @@ def _fetch(batch: Batch, chunks: ChunkStore, buffer: memoryview) -> list[memoryv
         name = chunks.index.pack(one.pack).name
         try:
             count = chunks.access.backend.read_into(name, one.offset, view)
-        except ObjectNotFound:
+        except (ObjectNotFound, StorageError):
             count = 0
         views.append(view[:count])
         at += one.length

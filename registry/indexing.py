@@ -72,23 +72,22 @@ def piece_locations(opened: OpenStore, state: State, piece: Piece) -> list[tuple
     return [(e.id, Location(piece.first + e.pack, e.offset, e.length)) for e in entries]
 
 
-def footer_locations(opened: OpenStore, state: State, piece: Piece) -> Iterator[tuple[ContentId, Location]]:
-    """The same from the footers of the piece's packs; packs without a readable footer are left out."""
+def locations_of(opened: OpenStore, state: State, piece: Piece) -> tuple[list[tuple[ContentId, Location]], bool]:
+    """What a piece says, or where it is damaged the footers of its packs; and whether nothing is lacking."""
+    try:
+        return piece_locations(opened, state, piece), True
+    except IntegrityError:
+        pass
+    found: list[tuple[ContentId, Location]] = []
+    complete = True
     for number in range(piece.first, piece.first + piece.count):
         try:
             chunks = read_footer(opened.backend, state.pack(number).name, opened.secrets.k_index, opened.store)
         except (IntegrityError, ObjectNotFound):
-            continue
-        for chunk in chunks:
-            yield chunk.id, Location(number, chunk.offset, chunk.length)
-
-
-def locations_of(opened: OpenStore, state: State, piece: Piece) -> tuple[list[tuple[ContentId, Location]], bool]:
-    """Entries of a piece, from footers where it is damaged; and whether the piece itself was good."""
-    try:
-        return piece_locations(opened, state, piece), True
-    except IntegrityError:
-        return list(footer_locations(opened, state, piece)), False
+            complete = False
+        else:
+            found.extend((chunk.id, Location(number, chunk.offset, chunk.length)) for chunk in chunks)
+    return found, complete
 
 
 def salvage_packs(opened: OpenStore, state: State) -> Iterator[tuple[ContentId, Location]]:

@@ -5,11 +5,11 @@ against the fold of n-1 and created as entry n; if another writer took n, it is 
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cairn.core.canonical import encode
 from cairn.core.errors import ConflictError, IntegrityError, NewerFormat, ObjectNotFound
-from cairn.core.ids import CheckpointId, ModelId
+from cairn.core.ids import CheckpointId, ContentId, ModelId
 from cairn.core.limits import LOG_ENTRY_BYTES_MAX
 from cairn.registry.entries import FORMAT, TYPES, Entry, Init, Payload, open_entry, payload_of, seal_entry
 from cairn.registry.fold import apply_payload, decode_state, encode_state
@@ -21,10 +21,11 @@ from cairn.registry.modelkeys import ModelKeys, open_model_keys
 from cairn.registry.names import entry_name
 from cairn.registry.opened import OpenStore, tenant_id
 from cairn.registry.replay import UNREADABLE, Replay
-from cairn.registry.state import State
+from cairn.registry.state import Piece, State
 from cairn.store.cache import Cache
 from cairn.store.chunkstore import ChunkStore
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
+from cairn.store.index import Location
 
 
 class Registry:
@@ -187,15 +188,17 @@ class Registry:
         """Add the pieces of new commits to the cache, and the fold with them."""
         opened, attested = self.opened, self._replay.attested()
         known, certain = self._pieces_known, len(attested.pieces)
-        added = [at for piece in attested.pieces[known:] for at in locations_of(opened, attested, piece)[0]]
+        added, complete = _locations(opened, attested, attested.pieces[known:])
         fold = seal_object(opened.secrets.k_log, opened.store, ObjectKind.CACHE, encode_state(attested), opened.entropy)
-        self._cache.advance(before - 1, attested.length - 1, fold, added)
+        if complete:
+            self._cache.advance(before - 1, attested.length - 1, fold, added)
+        else:
+            # What is out of reach now may be back tomorrow; a cache that moved past it would never look again.
+            self._cache.hold(added)
         self._pieces_known = certain
         if self._state.damaged_from is not None:
             # Numbers of packs are guesses while entries are lost, so these never reach the cache.
-            self._cache.hold(
-                [at for piece in self._state.pieces[certain:] for at in locations_of(opened, self._state, piece)[0]]
-            )
+            self._cache.hold(_locations(opened, self._state, self._state.pieces[certain:])[0])
             self._cache.hold(salvage_packs(opened, self._state))
 
     def _check_remembered(self) -> None:
@@ -260,3 +263,11 @@ class Registry:
 
     def _remember(self) -> None:
         self.opened.home.remember_head(self.opened.store, Head(self._replay.length, self._replay.root))
+
+
+def _locations(
+    opened: OpenStore, state: State, pieces: Sequence[Piece]
+) -> tuple[list[tuple[ContentId, Location]], bool]:
+    """Index entries of pieces, and whether none is lacking."""
+    found = [locations_of(opened, state, piece) for piece in pieces]
+    return [entry for entries, _ in found for entry in entries], all(complete for _, complete in found)

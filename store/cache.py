@@ -8,20 +8,22 @@ One environment per process and path; a forked child opens its own.
 
 import contextlib
 import os
+import shutil
 import struct
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import lmdb
 
+from cairn.core.errors import StorageError
 from cairn.core.ids import ContentId
+from cairn.store.environments import open_environment, remove_environment
 from cairn.store.index import Location
 
-# Address space, not disk: the file grows as it is used. The smaller one is for hosts that limit address space.
-_MAP_BYTES = (1 << 38, 1 << 32, 1 << 28)
 _LOCATION = struct.Struct("<IQI")
 _BOUND, _POSITION, _FOLD, _BAD = b"bound", b"position", b"fold", b"bad"
 
@@ -46,7 +48,7 @@ class Cache:
         """
         self._lock = threading.RLock()
         self._overlay: dict[bytes, bytes] = {}
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._remove_temporary: Callable[[], object] | None = None
         self._bound = bound
         self._environment, self._pid = self._open(folder), os.getpid()
 
@@ -106,14 +108,9 @@ class Cache:
     def clear(self) -> None:
         """Forget everything."""
 
-        def drop(transaction: lmdb.Transaction) -> None:
-            for database in (self._meta, self._ids, self._files):
-                transaction.drop(database, delete=False)
-            transaction.put(_BOUND, self._bound, db=self._meta)
-
         with self._lock:
             self._overlay.clear()
-            self._try_write(drop)
+            self._try_write(self._empty)
 
     def locations(self, identifier: ContentId, marked: bool = False) -> list[Location]:
         """Every known place of a content id, best first: newest first, and those marked bad last, if asked for."""
@@ -161,27 +158,34 @@ class Cache:
     def close(self) -> None:
         """Let go of the environment; others in this process may still use it. A temporary one is removed."""
         with self._lock:
-            environment, self._environment = self._environment, None
-            if self._temporary is not None and self._pid == os.getpid():
-                if environment is not None:
-                    environment.close()
-                self._temporary.cleanup()
+            self._environment = None
+            if self._remove_temporary is not None:
+                self._remove_temporary()
 
     # --- environment ---------------------------------------------------------------------------
 
-    def _open(self, folder: Path | None) -> "lmdb.Environment | None":
+    def _open(self, folder: Path | None) -> lmdb.Environment | None:
         if folder is not None:
             with contextlib.suppress(OSError, lmdb.Error):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 return self._bind(folder)
         with contextlib.suppress(OSError, lmdb.Error):
-            self._temporary = tempfile.TemporaryDirectory(prefix="cairn-cache-")
-            return self._bind(Path(self._temporary.name))
+            temporary = Path(tempfile.mkdtemp(prefix="cairn-cache-"))
+            self._remove_temporary = weakref.finalize(self, _remove_temporary, temporary, os.getpid())
+            return self._bind(temporary)
         return None
 
-    def _bind(self, folder: Path) -> "lmdb.Environment":
+    def _bind(self, folder: Path) -> lmdb.Environment:
+        """Open the environment of a folder and empty it if it is another store's; one that is damaged is made anew."""
+        try:
+            return self._bound_environment(folder)
+        except lmdb.Error:
+            remove_environment(folder)
+            return self._bound_environment(folder)
+
+    def _bound_environment(self, folder: Path) -> lmdb.Environment:
         self._folder = folder
-        environment = _environment(folder)
+        environment = open_environment(folder)
         self._meta = environment.open_db(b"meta")
         self._ids = environment.open_db(b"ids")
         self._files = environment.open_db(b"files")
@@ -189,27 +193,36 @@ class Cache:
             same = transaction.get(_BOUND, db=self._meta) == self._bound
         if not same:
             with environment.begin(write=True) as transaction:
-                for database in (self._meta, self._ids, self._files):
-                    transaction.drop(database, delete=False)
-                transaction.put(_BOUND, self._bound, db=self._meta)
+                self._empty(transaction)
         return environment
 
-    def _live(self) -> "lmdb.Environment | None":
+    def _empty(self, transaction: lmdb.Transaction) -> None:
+        for database in (self._meta, self._ids, self._files):
+            transaction.drop(database, delete=False)
+        transaction.put(_BOUND, self._bound, db=self._meta)
+
+    def _live(self) -> lmdb.Environment | None:
         if self._environment is not None and self._pid != os.getpid():
             self._environment, self._pid = self._open(self._folder), os.getpid()
         return self._environment
 
     @contextlib.contextmanager
-    def _read(self) -> "Iterator[lmdb.Transaction | None]":
+    def _read(self) -> Iterator[lmdb.Transaction | None]:
         with self._lock:
             environment = self._live()
             if environment is None:
                 yield None
                 return
-            with environment.begin() as transaction:
-                yield transaction
+            try:
+                with environment.begin() as transaction:
+                    yield transaction
+            except lmdb.Error as error:
+                raise StorageError(
+                    f"the local cache in {self._folder} cannot be read: {error}",
+                    hint="remove that folder and repeat the command; nothing in it is needed",
+                ) from None
 
-    def _try_write(self, work: "Callable[[lmdb.Transaction], None]") -> None:
+    def _try_write(self, work: Callable[[lmdb.Transaction], None]) -> None:
         with self._lock:
             environment = self._live()
             if environment is None:
@@ -218,36 +231,11 @@ class Cache:
                 work(transaction)
 
 
-_OPEN: dict[tuple[int, str], "lmdb.Environment"] = {}
-_OPEN_LOCK = threading.Lock()
-
-
-def _environment(folder: Path) -> "lmdb.Environment":
-    """The one environment of this process for a path: LMDB's locks break when a path is opened twice."""
-    key = (os.getpid(), str(folder.resolve()))
-    with _OPEN_LOCK:
-        environment = _OPEN.get(key)
-        if environment is None or not _usable(environment):
-            environment = _OPEN[key] = _map(folder)
-        return environment
-
-
-def _usable(environment: "lmdb.Environment") -> bool:
-    try:
-        environment.stat()
-    except lmdb.Error:
-        return False
-    return True
-
-
-def _map(folder: Path) -> "lmdb.Environment":
-    for size in _MAP_BYTES:
-        try:
-            return lmdb.open(str(folder), map_size=size, max_dbs=4, max_readers=512, mode=0o600, lib_version=0)
-        except lmdb.MemoryError:
-            if size == _MAP_BYTES[-1]:
-                raise
-    raise AssertionError("unreachable")
+def _remove_temporary(folder: Path, owner: int) -> None:
+    if owner == os.getpid():
+        with contextlib.suppress(OSError, lmdb.Error):
+            remove_environment(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _joined(added: Iterable[tuple[ContentId, Location]]) -> dict[bytes, bytes]:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from cairn.core.buffers import Buffer
 from cairn.core.clock import Entropy
-from cairn.core.errors import IntegrityError, MissingData, ObjectNotFound
+from cairn.core.errors import CairnError, IntegrityError, MissingData, ObjectNotFound, StorageError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, ContentId, Digest, SessionId, StoreId, short
 from cairn.core.limits import CHUNK_BYTES_MAX, PACK_BYTES_TARGET
 from cairn.store import codec, pack
@@ -106,7 +106,7 @@ class ChunkStore:
         if filled is not None:
             raise ValueError("a fill has no stored chunk")
         identifier = self.access.keys.of(kind).content_id(digest)
-        failure: Exception | None = None
+        failure: CairnError | None = None
         for location in self.index.locations(identifier, marked=True):
             name = self.index.pack(location.pack).name
             try:
@@ -115,9 +115,13 @@ class ChunkStore:
             except (IntegrityError, ObjectNotFound) as error:
                 self.index.mark(identifier, location, bad=True)
                 failure = error
+            except StorageError as error:  # a bad sector, say: the next place may do
+                failure = error
             else:
                 self.index.mark(identifier, location, bad=False)
                 return data
+        if isinstance(failure, StorageError):
+            raise failure
         if failure is not None:
             raise IntegrityError(
                 f"{kind.name.lower()} {short(identifier)} cannot be read: {failure}",

@@ -14,6 +14,7 @@ from pathlib import Path
 from cairn.core.errors import DestinationExists, IntegrityError, StorageError, StorageFull
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import FILE_BLOCK_BYTES, MEMORY_BUDGET_BYTES, READ_BYTES_TARGET
+from cairn.core.progress import Progress, Silent
 from cairn.loader.execute import execute
 from cairn.loader.plan import Group, Wanted, plan_reads
 from cairn.manifests.dtypes import nbytes
@@ -24,7 +25,6 @@ from cairn.registry.registry import Registry
 from cairn.store.fills import fill_of
 from cairn.workspace.casefold import check_names_fit
 from cairn.workspace.links import is_plain_path, link_stays_inside
-from cairn.workspace.progress import Progress, Silent
 
 # A worker holds the sealed ranges of a batch, the plaintext of a band and the band put together.
 _WORKER_BYTES = READ_BYTES_TARGET + 2 * (16 << 20)

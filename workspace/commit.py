@@ -14,6 +14,7 @@ from cairn.core.errors import BadName, IntegrityError, NotFoundError
 from cairn.core.ids import CheckpointId, ContentId, Digest, ModelId
 from cairn.core.limits import ENTRY_DIGEST_BYTES_MAX, MEMORY_BUDGET_BYTES, PACK_BYTES_TARGET
 from cairn.core.pool import Pool
+from cairn.core.progress import Progress, Silent
 from cairn.manifests.pages import check_page_size, paginate
 from cairn.manifests.schema import (
     ComponentRoot,
@@ -41,7 +42,6 @@ from cairn.workspace.ingest import READ_BYTES_MAX, FileIngest, Job
 from cairn.workspace.layout import lay_out
 from cairn.workspace.naming import choose_scopes, tensor_entries
 from cairn.workspace.parsing import OPAQUE, parse_file
-from cairn.workspace.progress import Progress, Silent
 from cairn.workspace.record import FileRecord, chunks_of, record_bytes
 from cairn.workspace.source import FileSource
 from cairn.workspace.tree import Node, Tree, scan

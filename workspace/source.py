@@ -50,11 +50,13 @@ class FileSource:
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
+                raise self._changed() from None
             raise NotAllowed(f"{shown} cannot be read: {error.strerror}") from None
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
             os.close(self._descriptor)
-            raise InputChanged(f"{shown} is not a regular file any more", hint="repeat the command")
+            raise self._changed()
         self.stamp = FileStamp.of(status)
         self.size = self.stamp.size
 

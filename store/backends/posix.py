@@ -94,18 +94,14 @@ class PosixBackend:
     """
 
     def __init__(self, root: Path, url: str = "", entropy: Entropy | None = None) -> None:
-        self._root = os.path.abspath(root)
+        self.root = Path(os.path.abspath(root))
+        self._root = str(self.root)
         self.url = url or Path(self._root).as_uri()
         self.capabilities = Capabilities(exclusive_create=True, ranged_read=True, durable=True)
         self._entropy = entropy or SystemEntropy()
         # Device and inode, by path, of folders whose names are known to be durable: one that somebody else removed
         # and made again shows by its inode. (Should that be the same, the name has its maker's own fsync.)
         self._durable: dict[str, tuple[int, int]] = {}
-
-    @property
-    def root(self) -> Path:
-        """The folder that holds the objects."""
-        return Path(self._root)
 
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
         folder_path, leaf = os.path.split(self._path(name))

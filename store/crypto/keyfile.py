@@ -114,6 +114,8 @@ def _load(data: bytes, title: str, what: str) -> dict[str, Any]:
         raise IntegrityError(f"{what} is damaged: its check value does not match")
     if version != VERSION:
         raise NewerFormat(f"{what} has version {version}; this Cairn knows {VERSION}", hint="upgrade Cairn")
+    if _dump(dict(fields)) != data:
+        raise IntegrityError(f"{what} is damaged: it is not spelled as it was written")
     return fields
 
 

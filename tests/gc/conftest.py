@@ -1,5 +1,6 @@
 """Fixtures of this folder."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,15 @@ import pytest
 from tests.gc.gallery import Gallery, make_gallery
 from tests.support.fixtures import environments_closed, site
 
-__all__ = ["environments_closed", "gallery", "site"]
+__all__ = ["draw", "environments_closed", "gallery", "site"]
+
+
+@pytest.fixture
+def draw(request: pytest.FixtureRequest) -> random.Random:
+    """Randomness of one test, from the seed that the run prints."""
+    seed = f"{request.config.option.hypothesis_seed} {request.node.name}"
+    print(f"seed {seed!r}")
+    return random.Random(seed)
 
 
 @pytest.fixture

@@ -12,21 +12,19 @@ OPENING = ("format", "keys/store/", "log/00000000/000000000000")
 FATAL = (".body", ".root")
 
 
-def check(gallery: Gallery, name: str, data: bytes | None, cold: bool) -> None:
+def check(gallery: Gallery, name: str, data: bytes | None, cold: bool = False, checkouts: bool = True) -> None:
     with gallery.replaced(name, data):
         report = gallery.verify(cold=cold)
         assert not report.ok
         assert named(report, name), f"{name} is not among {[problem.object for problem in report.errors]}"
         assert all(problem.what for problem in report.errors)
-        if not name.startswith(OPENING):
+        if checkouts and not name.startswith(OPENING):
             gallery.check_checkouts(report, must_fail=name.endswith(FATAL) or name.startswith("keys/model"))
 
 
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
-@pytest.mark.parametrize("seed", [random.randrange(1 << 32) for _ in range(2)])
-def test_a_flipped_byte_is_found_wherever_it_is(gallery: Gallery, seed: int, cold: bool) -> None:
-    print(f"seed {seed}")
-    draw = random.Random(seed)
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_flipped_byte_is_found_wherever_it_is(gallery: Gallery, draw: random.Random, turn: int, cold: bool) -> None:
     for name in gallery.objects():
         data = gallery.site.backend.read(name)
         print(name)
@@ -43,19 +41,19 @@ def test_a_lost_object_is_named(gallery: Gallery, cold: bool) -> None:
     assert gallery.verify().ok
 
 
-@pytest.mark.parametrize("keep", [0, 0.5, 1], ids=["empty", "half", "one byte less"])
+@pytest.mark.parametrize("keep", [0, 0.5, 1], ids=["empty", "half", "last byte"])
 def test_a_truncated_object_is_named(gallery: Gallery, keep: float) -> None:
     for name in gallery.objects():
         data = gallery.site.backend.read(name)
         print(name)
-        check(gallery, name, data[: min(int(keep * len(data)), len(data) - 1)], cold=False)
+        check(gallery, name, data[: min(int(keep * len(data)), len(data) - 1)], checkouts=keep == 0.5)
     assert gallery.verify().ok
 
 
 def test_bytes_after_an_object_are_found(gallery: Gallery) -> None:
     for name in gallery.objects():
         print(name)
-        check(gallery, name, gallery.site.backend.read(name) + b"\0", cold=False)
+        check(gallery, name, gallery.site.backend.read(name) + b"\0", checkouts=name.endswith(".pack"))
 
 
 def test_an_object_in_the_place_of_another_is_found(gallery: Gallery) -> None:
@@ -63,13 +61,13 @@ def test_an_object_in_the_place_of_another_is_found(gallery: Gallery) -> None:
         names = gallery.objects(ending)
         for name, other in zip(names, names[1:] + names[:1], strict=True):
             print(name)
-            check(gallery, name, gallery.site.backend.read(other), cold=False)
+            check(gallery, name, gallery.site.backend.read(other), checkouts=ending == ".pack")
 
 
-def test_every_byte_of_a_pack_counts(gallery: Gallery) -> None:
+def test_every_byte_of_a_pack_counts(gallery: Gallery, draw: random.Random) -> None:
     name = min(gallery.objects(".pack"), key=gallery.site.backend.size)
     data = gallery.site.backend.read(name)
     ends = [*range(80), *range(len(data) - 120, len(data))]
-    for at in random.sample(ends, 40):
+    for at in draw.sample(ends, 40):
         with gallery.replaced(name, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]):
             assert named(gallery.verify(), name), f"byte {at}"

@@ -10,7 +10,7 @@ from cairn.registry.localfiles import KeyHome
 from cairn.registry.opened import KeySource, OpenStore, create_store, open_store
 from cairn.registry.registry import Registry
 from cairn.registry.selectors import resolve
-from cairn.store import cache
+from cairn.store import environments
 from cairn.store.backends.contract import Backend
 from cairn.store.backends.memory import MemoryBackend
 from cairn.workspace.checkout import CheckoutResult, checkout
@@ -83,5 +83,5 @@ def tip(registry: Registry, selector: str = "m") -> tuple[ModelId, CheckpointId]
 
 def close_environments() -> None:
     """Close every LMDB environment of this process: each holds descriptors and 256 GiB of address space."""
-    while cache._OPEN:
-        cache._OPEN.popitem()[1].close()
+    while environments._open:
+        environments._open.popitem()[1].close()

@@ -238,9 +238,8 @@ def opened(folder: Path, entropy: SeededEntropy, passphrase: str | None = None) 
             registry.close()
 
 
-def add_stray_entries(store: OpenStore, registry: Registry, entropy: SeededEntropy) -> None:
-    """Two void entries: bytes that do not open, and a deletion by somebody who may not write."""
-    store.backend.create(entry_name(registry.refresh().length), [b"not an entry"])
+def add_void_entry(store: OpenStore, registry: Registry, entropy: SeededEntropy) -> None:
+    """A deletion, in order but for its actor, who may not write."""
     stranger = Identity(entropy.token(32))
     model, state = next(iter(registry.refresh().models.items()))
     tag, ref = next(iter(state.refs.items()))
@@ -258,17 +257,17 @@ def make_golden(folder: Path) -> None:
         store, tree, found = registry.opened, Path(scratch) / "tree", {}
         make_tree(tree)
         first = commit(registry, tree, "golden model", CommitOptions("main", 10, "first", codec=CodecPolicy.ZSTD))
-        found["main~1"] = {"checkpoint": first.checkpoint.hex(), "step": 10, "files": describe(tree)}
+        found["golden model@v1"] = {"checkpoint": first.checkpoint.hex(), "step": 10, "files": describe(tree)}
         move_ref(registry, first.model, "v1", "tag", None, first.checkpoint)
         move_ref(registry, first.model, "passing", "branch", None, first.checkpoint)
-        add_stray_entries(store, registry, entropy)
+        add_void_entry(store, registry, entropy)
         change_tree(tree)
         with ExitStack() as stack:
             for target, value in IN_PIECES:
                 stack.enter_context(patch(target, value))
             options = CommitOptions("main", None, "second ☃")
             second = commit(registry, tree, "golden model", options)
-        found["main"] = {"checkpoint": second.checkpoint.hex(), "step": None, "files": describe(tree)}
+        found["golden model@main"] = {"checkpoint": second.checkpoint.hex(), "step": None, "files": describe(tree)}
         delete_ref(registry, first.model, "passing", "branch")
         registry.append(lambda state: Abort())
         shutil.rmtree(tree / "weights")
@@ -277,14 +276,16 @@ def make_golden(folder: Path) -> None:
         leave_session(registry)
         shutil.copyfile(next((private / "data/keys").iterdir()), folder / "golden.key")
         shutil.copyfile(private / "state/identity.key", folder / "golden.identity")
-    (folder / "golden.json").write_text(json.dumps(found, indent=1) + "\n")
+        head = {"length": registry.state.length, "root": registry._replay.root.hex()}
+    facts = {"head": head, "checkpoints": found}
+    (folder / "golden.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def leave_session(registry: Registry) -> None:
     """What a killed writer leaves: a session object and a heartbeat."""
     session = Session(registry.opened, 0, 3600.0)
     session.ensure_open()
-    registry.opened.backend.create(f"{session.name}/beat-1", [b""])
+    registry.opened.backend.create(f"{session.name}.beat-1", [b""])
     session._ended.set()
 
 

@@ -5,11 +5,9 @@ import struct
 import zstandard
 
 from tests.vectors.format.reader import (
-    CHUNK,
     INDEX_PIECE,
     MIB,
     PACK_FOOTER,
-    PAGE,
     Damaged,
     Fields,
     Vault,

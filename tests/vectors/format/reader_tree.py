@@ -223,4 +223,3 @@ def _runs(shape: list[int], box: list[tuple[int, int]]) -> Iterator[tuple[int, i
             start += (box[i][0] + at) * step
             step *= shape[i]
         yield number * length, start, length
-

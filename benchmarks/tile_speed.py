@@ -1,8 +1,11 @@
 """How fast tiles are opened and sealed by the length of their rows in the tensor."""
 
+import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from report import binary, table
@@ -15,6 +18,8 @@ from cairn.store.crypto.tenant import ContentType, TenantKeys
 KIB, MIB = 1 << 10, 1 << 20
 ROWS = (512, KIB, 2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB)
 TILES = (MIB, 2 * MIB)
+# Linux takes no more pieces in one call.
+_IOV_MAX = 1024
 
 
 class Bench:
@@ -34,22 +39,41 @@ class Bench:
             self._seal(data, self.digests[-1], self._stored(number))
 
     def opening(self, row_bytes: int | None) -> float:
-        """Plaintext bytes a second: decrypt, recompute the digest, put rows in place; None: contiguous in place."""
-        return self._rate(lambda number, scratch: self._open(number, row_bytes, scratch))
+        """Plaintext bytes by processor second: decrypt, recompute the digest, put rows in place; None: contiguous."""
+        return self._rate(lambda number, scratch: self._open(number, row_bytes, scratch), self._scratch, self._tiles())
 
     def sealing(self, row_bytes: int | None) -> float:
-        """Plaintext bytes a second: gather rows, digest, encrypt."""
-        room = [memoryview(bytearray(self.tile_bytes + OVERHEAD_BYTES)) for _ in range(self.threads)]
+        """Plaintext bytes by processor second: gather rows, digest, encrypt."""
 
         def work(number: int, scratch: memoryview) -> None:
             data = memoryview(np.ascontiguousarray(self._place(self.plain, number, row_bytes))).cast("B")
-            self._seal(data, self.keys.chunk.digest(data), room[number % self.threads])
+            self._seal(data, self.keys.chunk.digest(data), scratch)
 
-        return self._rate(work)
+        return self._rate(work, self._scratch, self._tiles())
+
+    def reading(self, row_bytes: int | None) -> float:
+        """Bytes by processor second: read a file that lies in the page cache, rows scattered to tiles by the kernel."""
+        with tempfile.TemporaryFile() as file:
+            file.write(self.plain)
+            file.flush()
+            band_bytes = 8 * self.tile_bytes
+
+            def work(number: int, views: list[memoryview]) -> None:
+                at = number * band_bytes
+                for first in range(0, len(views), _IOV_MAX):
+                    at += os.preadv(file.fileno(), views[first : first + _IOV_MAX], at)
+
+            def room() -> list[memoryview]:
+                whole = memoryview(bytearray(band_bytes))
+                tiles = [whole[i : i + self.tile_bytes] for i in range(0, band_bytes, self.tile_bytes)]
+                step = row_bytes or self.tile_bytes
+                return [tile[i : i + step] for i in range(0, self.tile_bytes, step) for tile in tiles]
+
+            return self._rate(work, room, self.count // 8) * 8
 
     def _open(self, number: int, row_bytes: int | None, scratch: memoryview) -> None:
         place = self._place(self.target, number, row_bytes)
-        data = scratch if row_bytes else memoryview(place).cast("B")
+        data = scratch[: self.tile_bytes] if row_bytes else memoryview(place).cast("B")
         open_into(self.keys, self.digests[number], self._stored(number), data, "a tile")
         if self.keys.chunk.digest(data) != self.digests[number]:
             raise AssertionError("a tile came back with other bytes")
@@ -72,33 +96,44 @@ class Bench:
     def _seal(self, data: memoryview, digest: Digest, target: memoryview) -> None:
         seal_into(self.keys, ContentType.CHUNK, digest, 0, len(data), data, target, SystemEntropy())
 
-    def _rate(self, work: Callable[[int, memoryview], None]) -> float:
-        """Best of five."""
-        count = self.count // 8 * 8
+    def _rate(self, work: Callable[[int, Any], None], room: Callable[[], Any], count: int) -> float:
+        """Tiles' bytes by processor second of `work(number, room)` for so many numbers; each thread has a room."""
 
-        def share(first: int) -> None:
-            scratch = memoryview(bytearray(self.tile_bytes))
+        def share(first: int, own: Any) -> None:
             for number in range(first, count, self.threads):
-                work(number, scratch)
+                work(number, own)
 
-        best = 0.0
-        for _ in range(5):
-            workers = [threading.Thread(target=share, args=(first,)) for first in range(self.threads)]
-            began = time.perf_counter()
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
-            best = max(best, count * self.tile_bytes / (time.perf_counter() - began))
-        return best
+        workers = [threading.Thread(target=share, args=(first, room())) for first in range(self.threads)]
+        began = time.process_time()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return count * self.tile_bytes / (time.process_time() - began)
+
+    def _tiles(self) -> int:
+        return self.count // 8 * 8
+
+    def _scratch(self) -> memoryview:
+        return memoryview(bytearray(self.tile_bytes + OVERHEAD_BYTES))
 
 
-def throughput_table(total_bytes: int, threads: int) -> str:
-    """GB/s by tile size and row length."""
+def throughput_table(total_bytes: int, threads: int, rounds: int) -> str:
+    """GB by processor second, by tile size and row length: the best of all rounds, which go round the row lengths.
+
+    Processor time, not wall time, since other work on the machine lengthens only the latter.
+    """
     rows = []
     for tile_bytes in TILES:
         bench = Bench(tile_bytes, total_bytes, threads)
-        for what, measure in (("open and scatter", bench.opening), ("gather and seal", bench.sealing)):
-            cells = [f"{measure(row) / 1e9:.2f}" for row in (*ROWS, None)]
+        measures = {
+            "open and scatter": bench.opening,
+            "gather and seal": bench.sealing,
+            "read scattered (preadv)": bench.reading,
+        }
+        for what, measure in measures.items():
+            found = [[measure(row) / 1e9 for row in (*ROWS, None)] for _ in range(rounds)]
+            cells = [f"{max(column):.2f}" for column in zip(*found, strict=True)]
             rows.append((f"{what}, tiles of {binary(tile_bytes)}", *cells))
-    return table((f"GB/s, {threads} threads; rows of", *map(binary, ROWS), "contiguous"), rows)
+    headings = f"GB by processor second, {threads} threads; rows of", *map(binary, ROWS), "contiguous"
+    return table(headings, rows)

@@ -181,9 +181,10 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--mib", type=int, default=128, help="MiB of tiles for each throughput (default: 128)")
+    parser.add_argument("--rounds", type=int, default=10, help="of which the best counts (default: 10)")
     parser.add_argument("--threads", type=int, default=cpu_count() or 1, help="default: one a core")
     arguments = parser.parse_args()
-    print(throughput_table(arguments.mib * MIB, arguments.threads))
+    print(throughput_table(arguments.mib * MIB, arguments.threads, arguments.rounds))
     print(f"\n{shapes_table()}\n\n{counts_table()}\n")
     print("Over-read: bytes fetched over bytes wanted. megatron: each weight along its usual axis; rows, columns: all")
     print("weights along the last axis but one, or the last; fsdp: all tensors along axis 0. * is the rule as it is.\n")

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from cairn.core.canonical import decode, encode
 from cairn.core.clock import Clock, Entropy, SystemClock, SystemEntropy
-from cairn.core.errors import IntegrityError, NotAllowed, ObjectExists, WrongKey
+from cairn.core.errors import IntegrityError, NotAllowed, ObjectExists, ObjectNotFound, WrongKey
 from cairn.core.ids import RANDOM_ID_BYTES, StoreId, TenantId
 from cairn.core.limits import SESSION_HEARTBEAT_SECONDS, SESSION_SILENCE_SECONDS
 from cairn.registry.entries import FORMAT as ENTRY_FORMAT
@@ -127,10 +127,14 @@ def _refuse_existing(backend: Backend) -> None:
     present = next(iter(backend.list("")), None)
     if present is None:
         return
-    raise ObjectExists(
-        f"{backend.url} is not empty: it holds {present.name!r}",
-        hint=f"if an earlier 'cairn init' was interrupted here (no object {FORMAT_NAME!r}), remove it and repeat",
-    )
+    try:
+        backend.size(FORMAT_NAME)
+    except ObjectNotFound:
+        raise ObjectExists(
+            f"{backend.url} is not empty: it holds {present.name!r} and no store",
+            hint="if an earlier 'cairn init' was interrupted here, remove what it left; else name another place",
+        ) from None
+    raise ObjectExists(f"{backend.url} holds a store already", hint="use it, or name another place")
 
 
 def _keep_root_key(

@@ -7,10 +7,11 @@
 Names are loaded on first use, so that importing the package costs nothing.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+# Type checkers take this name for true; importing it from `typing` would cost more than the rest of the package.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from cairn.core.errors import CairnError
     from cairn.registry.registry import Registry
     from cairn.registry.selectors import resolve
@@ -48,7 +49,9 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    from importlib import import_module
+
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'cairn' has no attribute {name!r}")

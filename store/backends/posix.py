@@ -54,7 +54,7 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 _NO_EXCLUSIVE_RENAME = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _RENAME_NOREPLACE = 1
 
-_FREE = "free space, inodes or quota where the store is (`cairn gc plan` lists what it can give back), then repeat"
+_FREE = "free space, inodes or quota where the store is, then repeat"
 _ENLARGE = "nothing needs to be freed: raise the limit on file sizes (`ulimit -f`), then repeat"
 _ASK = "ask the store's owner for the right, or use another account"
 _UNLINK = "an object is a plain file: find out who put a symbolic link in its place, and remove it"

@@ -93,7 +93,9 @@ def test_deep_nesting_is_an_integrity_error(opening: bytes, depth: int) -> None:
 
 
 SAMPLE = encode(
-    TensorPage((TensorEntry(Key("", ("a", 1)), "float32", (2, 3), tiles=bytes(32)), TensorEntry(Key("s", ()), "int8", ())))
+    TensorPage(
+        (TensorEntry(Key("", ("a", 1)), "float32", (2, 3), tiles=bytes(32)), TensorEntry(Key("s", ()), "int8", ()))
+    )
 )
 
 

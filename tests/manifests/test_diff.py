@@ -39,9 +39,15 @@ def test_tensors_are_added_removed_reshaped_and_changed() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (TensorEntry(Key("", ("a",)), "int8", (1,), inline=b"x"), TensorEntry(Key("", ("a",)), "int8", (1,), inline=b"y")),
+        (
+            TensorEntry(Key("", ("a",)), "int8", (1,), inline=b"x"),
+            TensorEntry(Key("", ("a",)), "int8", (1,), inline=b"y"),
+        ),
         (TensorEntry(Key("", ("a",)), "int8", (1,), inline=b"x"), TensorEntry(Key("", ("a",)), "int8", (1,), tiles=A)),
-        (TensorEntry(Key("", ("a",)), "int8", (1,), tile_pages=A), TensorEntry(Key("", ("a",)), "int8", (1,), tile_pages=B)),
+        (
+            TensorEntry(Key("", ("a",)), "int8", (1,), tile_pages=A),
+            TensorEntry(Key("", ("a",)), "int8", (1,), tile_pages=B),
+        ),
     ],
 )
 def test_change_is_seen_in_each_form_of_a_tensor(old: TensorEntry, new: TensorEntry) -> None:

@@ -15,7 +15,9 @@ from cairn.manifests.tiling import TILE_BYTES_MAX, TILE_BYTES_MIN, Box, Grid, gr
 ELEMENTS_MAX = 4 << 20
 
 dimensions = st.one_of(
-    st.integers(0, 9), st.integers(1, 3000), st.sampled_from([64, 100, 128, 384, 1000, 1024, 4095, 4096, 50257, 1 << 20])
+    st.integers(0, 9),
+    st.integers(1, 3000),
+    st.sampled_from([64, 100, 128, 384, 1000, 1024, 4095, 4096, 50257, 1 << 20]),
 )
 
 
@@ -85,9 +87,7 @@ def test_no_tile_is_over_2_mib_and_few_are_small(dtype: str, shape: tuple[int, .
     if total > 1 << 40 or np.prod(shape[:-1], dtype=float) > 1e6:
         return
     cells = grid(dtype, shape)
-    widest = Box(
-        (0,) * len(cells.edges), tuple(max(b - a for a, b in pairwise(edges)) for edges in cells.edges)
-    )
+    widest = Box((0,) * len(cells.edges), tuple(max(b - a for a, b in pairwise(edges)) for edges in cells.edges))
     assert widest.volume * cells.item_bytes <= TILE_BYTES_MAX
     if total > TILE_BYTES_MIN:
         assert total / cells.tile_count >= TILE_BYTES_MIN / 2

@@ -26,6 +26,7 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 CODE_BLOCK = re.compile(r"^(?:```.*?^```|(?: {4}.*\n)+)", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
 TEST_PATH = re.compile(r"tests/[\w/]+\.py(?:::\w+)*")
+TEST_FILE = re.compile(r"\btest_\w+\.py\b")
 TEST_NAME = re.compile(r"\btest_\w+")
 TEST_DEFINITION = re.compile(r"^\s*(?:async )?def (test_\w+)", re.MULTILINE)
 OPTION = re.compile(r"--?[a-z][a-z-]*")
@@ -75,7 +76,9 @@ def broken_links(path: Path, text: str) -> list[str]:
         if "://" in target or target.startswith("mailto:"):
             continue
         found = (path.parent / place).resolve() if place else path
-        lacks_anchor = anchor and anchor not in map(slug, HEADING.findall(found.read_text(encoding="utf-8") if found.is_file() else ""))
+        lacks_anchor = anchor and anchor not in map(
+            slug, HEADING.findall(found.read_text(encoding="utf-8") if found.is_file() else "")
+        )
         if not found.exists() or lacks_anchor:
             broken.append(target)
     return broken
@@ -88,8 +91,11 @@ def unknown_tests(text: str, defined: dict[str, set[str]]) -> list[str]:
         path, *names = mention.split("::")
         if path not in defined or any(name not in defined[path] for name in names):
             unknown.append(mention)
+    files = {path.rpartition("/")[2] for path in defined}
     for code in CODE.findall(text):
-        bare = TEST_NAME.findall(TEST_PATH.sub("", code))
+        rest = TEST_PATH.sub("", code)
+        unknown += [name for name in TEST_FILE.findall(rest) if name not in files]
+        bare = TEST_NAME.findall(TEST_FILE.sub("", rest))
         unknown += [name for name in bare if name not in everywhere and not name.endswith(("_", "_test"))]
     return unknown
 
@@ -97,7 +103,10 @@ def unknown_tests(text: str, defined: dict[str, set[str]]) -> list[str]:
 def defined_tests() -> dict[str, set[str]]:
     """Names of tests by file, for all Python below `tests/`."""
     files = [path for path in FILES if path.relative_to(ROOT).parts[0] == "tests" and path.suffix == ".py"]
-    return {path.relative_to(ROOT).as_posix(): set(TEST_DEFINITION.findall(path.read_text(encoding="utf-8"))) for path in files}
+    return {
+        path.relative_to(ROOT).as_posix(): set(TEST_DEFINITION.findall(path.read_text(encoding="utf-8")))
+        for path in files
+    }
 
 
 def unknown_paths(text: str) -> list[str]:
@@ -121,8 +130,9 @@ def test_wrong_mentions_are_found(tmp_path: Path) -> None:
     assert broken_links(here, "[a](there.md) [b](there.md#a-heading-of-sorts) [c](https://example.org/x)") == []
     assert broken_links(here, "[a](gone.md) [b](there.md#other)") == ["gone.md", "there.md#other"]
     defined = {"tests/a/test_b.py": {"test_c"}}
-    assert unknown_tests("`tests/a/test_b.py::test_c`, `test_c`", defined) == []
+    assert unknown_tests("`tests/a/test_b.py::test_c`, `test_c`, `test_b.py`", defined) == []
     assert unknown_tests("`tests/a/test_b.py::test_d`, `test_e`", defined) == ["tests/a/test_b.py::test_d", "test_e"]
+    assert unknown_tests("`test_f.py`", defined) == ["test_f.py"]
     assert unknown_paths("`core/limits.py`, `objects/x`, `tests/project/`") == []
     assert unknown_paths("`core/nothing.py`") == ["core/nothing.py"]
 
@@ -240,4 +250,4 @@ def test_every_case_that_is_tested_is_listed() -> None:
         for name in names:
             for case in re.findall(r"_([TDX]\d\d)(?=_)", name):
                 assert case in listed, f"{path}::{name}"
-    assert [case for case, row in listed.items() if not row[2]] == []
+    assert [case for case, row in listed.items() if not CODE.search(row[2]) and not row[3]] == []

@@ -79,9 +79,13 @@ def test_reading_commands_need_no_torch(home: Path, arguments: tuple[str, ...]) 
     assert "torch" not in loaded_by(RUN, *arguments, home=home)
 
 
-def test_unchanged_commit_needs_no_torch(home: Path) -> None:
-    main = "from cairn.cli.main import main\ntry: main()\nexcept SystemExit as end: assert end.code == 0"
-    assert "torch" not in loaded_by(main, "commit", "tree", "net", home=home)
+def test_a_commit_needs_no_torch(home: Path) -> None:
+    assert "torch" not in loaded_by(RUN, "commit", "tree", "net", home=home)
+
+
+def test_looking_for_a_remembered_answer_loads_no_library() -> None:
+    found = loaded_by("from cairn.cli.main import recall\nassert recall(sys.argv[1:]) is None", "commit", "tree", "net")
+    assert found & (HEAVY | {"click", "cryptography", "lmdb", "msgspec"}) == set()
 
 
 def test_help_is_quick() -> None:

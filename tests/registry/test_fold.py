@@ -167,7 +167,16 @@ def test_epochs_and_hits(state: State, epoch: int, hit_position: int, reason: st
 
 @pytest.mark.parametrize(
     "relied",
-    [((4, 4),), ((0, 4),), ((-1, 0),), ((2, 1),), ((2, 2), (1, 1)), ((0, 2), (2, 3)), ((1, 1), (1, 1)), ((0, 1 << 62),)],
+    [
+        ((4, 4),),
+        ((0, 4),),
+        ((-1, 0),),
+        ((2, 1),),
+        ((2, 2), (1, 1)),
+        ((0, 2), (2, 3)),
+        ((1, 1), (1, 1)),
+        ((0, 1 << 62),),
+    ],
     ids=str,
 )
 def test_packs_relied_on_are_in_force_and_in_order(state: State, relied: tuple[tuple[int, int], ...]) -> None:

@@ -60,6 +60,18 @@ def test_a_failure_while_a_piece_is_read_does_not_stick(
     assert reads(reader, "m", folder, tmp_path / "out")
 
 
+@pytest.mark.parametrize("entry", [2, 3], ids=["half way", "at the end"])
+def test_a_failure_while_the_log_is_read_does_not_stick(site: Site, folder: Path, tmp_path: Path, entry: int) -> None:
+    # Entry 3 is not there, which is how a reader knows that it has them all.
+    lost = Fail(op="read", name=f"log/*{entry}", call=1)
+    reader = site.registry(FaultyBackend(site.backend, [lost]), cold=True)
+    commit_tree(site.registry(cold=True), folder)
+    with pytest.raises(StorageError):
+        reader.refresh()
+    assert reader.refresh().length == 3
+    assert reads(reader, "m", folder, tmp_path / "out")
+
+
 def test_a_failure_while_opening_does_not_stick(site: Site, folder: Path, tmp_path: Path) -> None:
     commit_tree(site.registry(cold=True), folder)
     backend = FaultyBackend(site.backend, [Fail(op="read", name="*.index", call=1)])

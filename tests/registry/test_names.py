@@ -128,7 +128,9 @@ def test_an_ambiguous_prefix_is_refused(registry: Registry, monkeypatch: pytest.
                 resolve(registry, f"m@{digit}")
 
 
-@pytest.mark.parametrize("revision", ["nope", "step:3", "abc", "0" * 64, "abcg", "MAIN", "step:4 ", "step:-1", "step:", "step:²"])
+@pytest.mark.parametrize(
+    "revision", ["nope", "step:3", "abc", "0" * 64, "abcg", "MAIN", "step:4 ", "step:-1", "step:", "step:²"]
+)
 def test_what_is_not_there_is_not_found(registry: Registry, revision: str) -> None:
     with pytest.raises((NotFoundError, UsageError)):
         resolve(registry, f"m@{revision}")

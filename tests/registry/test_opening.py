@@ -136,7 +136,9 @@ def test_a_newer_format_is_told_from_damage(site: Site) -> None:
         site.open()
 
 
-@pytest.mark.parametrize("change", [{"store": "00"}, {"tenant": ""}, {"store": "zz"}, {"tenant": None}, {"store": 5}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"store": "00"}, {"tenant": ""}, {"store": "zz"}, {"tenant": None}, {"store": 5}], ids=str
+)
 def test_a_record_with_impossible_ids_is_damaged(site: Site, change: dict[str, object]) -> None:
     replaced(site, "format", forged_format(site, **change))
     with pytest.raises(IntegrityError):
@@ -169,7 +171,10 @@ def test_a_lost_wrap_of_a_model_is_gone_and_a_damaged_one_damage(site: Site, tmp
     registry = site.registry()
     result = commit_tree(registry, write_files(tmp_path / "tree", {"a": b"x"}))
     other = commit_tree(registry, tmp_path / "tree", "other")
-    wraps = {result.model: registry.state.models[result.model].wrap, other.model: registry.state.models[other.model].wrap}
+    wraps = {
+        result.model: registry.state.models[result.model].wrap,
+        other.model: registry.state.models[other.model].wrap,
+    }
     whole = site.backend.read(wraps[result.model])
     replaced(site, wraps[result.model], whole[:-1] + b"x")
     with pytest.raises(IntegrityError, match="damaged"):

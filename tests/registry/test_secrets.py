@@ -9,6 +9,7 @@ import pytest
 from cairn.core.errors import CairnError, IntegrityError, NotFoundError
 from cairn.core.ids import Digest
 from cairn.registry.checkpoint import CheckpointManifest
+from cairn.registry.indexing import piece_locations
 from cairn.registry.opened import KeySource, OpenStore
 from cairn.registry.reachability import read_reachability
 from cairn.registry.registry import Registry
@@ -104,7 +105,9 @@ def test_no_error_about_damage_shows_a_digest_or_key(site: Site, registry: Regis
             if harmed is not None:
                 site.backend.create(name, [harmed])
             try:
-                checkout_to(site.registry(cold=True), "secret-model-name@secret-branch-name", tmp_path / f"out-{len(told)}")
+                checkout_to(
+                    site.registry(cold=True), "secret-model-name@secret-branch-name", tmp_path / f"out-{len(told)}"
+                )
             except (CairnError, KeyError) as error:
                 told.append(str(error) + repr(error))
             site.backend.delete(name)
@@ -139,32 +142,24 @@ def test_objects_of_another_store_do_not_open_here(tmp_path: Path, folder: Path)
     mine, theirs = sites
     tried = 0
     for ending in (".pack", ".index", ".root", ".body", ".reach", "000000000001", "000000000002"):
-        for own, foreign in zip(mine.names(ending), theirs.names(ending), strict=True):
+        for own in mine.names(ending):
             data = mine.backend.read(own)
             mine.backend.delete(own)
-            mine.backend.create(own, [theirs.backend.read(foreign)])
+            mine.backend.create(own, [theirs.backend.read(theirs.names(ending)[0])])
             registry = mine.registry(cold=True)
-            if ending.startswith("0"):
-                with pytest.raises((IntegrityError, NotFoundError)):
-                    registry.check_writable()
-                    tip(registry)
-            else:
-                broken = mine.registry(cold=True)
-                if ending not in (".index", ".reach"):  # those are made up for, or not needed to read
-                    with pytest.raises(IntegrityError):
-                        checkout_to(broken, "m", tmp_path / f"out-{tried}")
-                else:
-                    with pytest.raises(IntegrityError):
-                        read_all_lists(broken)
+            with pytest.raises((IntegrityError, NotFoundError)):
+                registry.check_writable()
+                # A piece is made up for by footers, and a list is not needed to read.
+                read_all_lists(registry)
+                checkout_to(registry, "m", tmp_path / f"out-{tried}")
             mine.backend.delete(own)
             mine.backend.create(own, [data])
             tried += 1
     assert tried >= 8
+    checkout_to(mine.registry(cold=True), "m", tmp_path / "out")
 
 
 def read_all_lists(registry: Registry) -> None:
-    from cairn.registry.indexing import piece_locations
-
     for piece in registry.state.pieces:
         piece_locations(registry.opened, registry.state, piece)
     for model in registry.state.models.values():

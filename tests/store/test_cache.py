@@ -81,6 +81,9 @@ def test_it_moves_on_only_from_where_it_stands(folder: Path) -> None:
     assert cache.locations(SECOND) == [THERE]
     assert cache.advance(4, 9, b"right", [])
     assert cache.fold() == CachedFold(9, b"right")
+    assert not cache.advance(9, 8, b"back", [])
+    assert cache.fold() == CachedFold(9, b"right")
+    assert cache.advance(9, 9, b"still here", [])
 
 
 def test_places_are_given_newest_first_without_repeats(folder: Path) -> None:
@@ -269,7 +272,10 @@ cache.close()
 
 def run(script: str, prepare: Callable[[], None] | None = None) -> None:
     """Run a script in a fresh interpreter that can import the tests."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")])),
+    }
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, preexec_fn=prepare, capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""The chunk store: each distinct content once, nothing relied upon that is not there, nothing returned that is not true."""
+"""The chunk store: each distinct content once, nothing relied upon that is not there, nothing untrue returned."""
 
 import random
 import threading
@@ -100,7 +100,9 @@ def test_a_chunk_over_the_limit_is_refused(store: ChunkStore) -> None:
         writer.put(CHUNK, bytes(CHUNK_BYTES_MAX + 1))
 
 
-def test_a_full_pack_is_followed_by_another(store: ChunkStore, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_pack_is_followed_by_another(
+    store: ChunkStore, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chunkstore, "PACK_BYTES_TARGET", 10_000)
     contents = [DRAW.randbytes(length) for length in (3000, 3000, 3000, 3000, 20_000, 100, 9_900, 3000)]
     save, digests = put_all(store, contents)
@@ -237,7 +239,9 @@ def test_presence_is_asked_once_a_pack_and_save() -> None:
     assert [call.op for call in backend.calls[before:]] == ["size"]
 
 
-def test_a_place_that_failed_leads_to_a_new_upload_which_heals_reading(store: ChunkStore, backend: MemoryBackend) -> None:
+def test_a_place_that_failed_leads_to_a_new_upload_which_heals_reading(
+    store: ChunkStore, backend: MemoryBackend
+) -> None:
     data = DRAW.randbytes(700)
     first, (digest,) = put_all(store, [data])
     name = first.written.packs[0].name
@@ -311,7 +315,9 @@ def test_unknown_content_is_missing_and_a_fill_is_not_asked_for(store: ChunkStor
 
 @pytest.mark.parametrize("room", [None, 0, 99, 1 << 16])
 @pytest.mark.parametrize("policy", CodecPolicy)
-def test_a_target_of_any_size_will_do(store: ChunkStore, backend: MemoryBackend, policy: CodecPolicy, room: int | None) -> None:
+def test_a_target_of_any_size_will_do(
+    store: ChunkStore, backend: MemoryBackend, policy: CodecPolicy, room: int | None
+) -> None:
     data = b"0123456789" * 500
     save = store.save(OpenSession(begin(store).session.ensure_open()), policy)
     with save.writer() as writer:

@@ -308,7 +308,9 @@ def forged(text: bytes, **changes: Any) -> bytes:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_root_record_with_absurd_fields_is_refused_before_any_work(root_record: bytes, change: dict[str, Any]) -> None:
+def test_a_root_record_with_absurd_fields_is_refused_before_any_work(
+    root_record: bytes, change: dict[str, Any]
+) -> None:
     with pytest.raises(IntegrityError):
         open_root_key(forged(root_record, **change), STORE, "correct horse", "it")
 
@@ -344,7 +346,9 @@ def test_a_signature_is_of_one_actor_and_one_message() -> None:
 
 def secrets() -> set[str]:
     held = [SECRET, CLASS_KEY, ROOT.key, OTHER_ROOT.key, COMPONENT.private or b"", KEYS.chunk.digest(PLAIN)]
-    held += [key for keys in (KEYS, OTHER_KEYS) for kind in (keys.chunk, keys.page) for key in (kind.hash, kind.id, kind.enc)]
+    held += [
+        key for keys in (KEYS, OTHER_KEYS) for kind in (keys.chunk, keys.page) for key in (kind.hash, kind.id, kind.enc)
+    ]
     return {form for key in held for form in (key.hex(), repr(bytes(key))[2:-1], str(list(key))[1:-1])}
 
 

@@ -127,5 +127,3 @@ def merkle_root(stored: Iterable[bytes]) -> bytes:
     for size, one in enumerate(stored):
         frontier = append_leaf(frontier, size, leaf_hash(one))
     return root_of(frontier)
-
-

@@ -1,9 +1,8 @@
 """Another writer who comes exactly when he hurts: between a call's being made and its taking effect."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from cairn.core.clock import Clock
 from cairn.store.backends.contract import Backend
 from cairn.store.backends.faults import Delay, Fault, FaultyBackend
 from tests.support.doubles import HeldClock
@@ -15,7 +14,7 @@ class Rival(HeldClock):
 
     act: Callable[[], object] = lambda: None
     times: int = 1
-    acted: int = field(default=0)
+    acted: int = 0
 
     def sleep(self, seconds: float) -> None:
         if self.acted < self.times:
@@ -27,5 +26,5 @@ def interleaved(
     backend: Backend, act: Callable[[], object], *, op: str, name: str, times: int = 1, script: tuple[Fault, ...] = ()
 ) -> FaultyBackend:
     """A backend through which `act` happens just before matching calls take effect, the first `times` of them."""
-    rival: Clock = Rival(act=act, times=times)
+    rival = Rival(act=act, times=times)
     return FaultyBackend(backend, [Delay(op=op, name=name, seconds=0, clock=rival), *script])

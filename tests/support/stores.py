@@ -55,7 +55,12 @@ def home_in(folder: Path) -> KeyHome:
 
 
 def new_site(
-    folder: Path, backend: Backend | None = None, *, seed: int = 0, passphrase: str | None = None, clock: Clock | None = None
+    folder: Path,
+    backend: Backend | None = None,
+    *,
+    seed: int = 0,
+    passphrase: str | None = None,
+    clock: Clock | None = None,
 ) -> Site:
     """A new store of a new tenant, in memory if no backend is given."""
     site = Site(

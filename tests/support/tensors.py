@@ -7,7 +7,15 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-_TAGS = {"float32": "F32", "float16": "F16", "float64": "F64", "int64": "I64", "int32": "I32", "uint8": "U8", "int8": "I8"}
+_TAGS = {
+    "float32": "F32",
+    "float16": "F16",
+    "float64": "F64",
+    "int64": "I64",
+    "int32": "I32",
+    "uint8": "U8",
+    "int8": "I8",
+}
 
 Array = npt.NDArray[np.generic]
 

@@ -36,7 +36,7 @@ def snapshot(root: Path) -> dict[bytes, tuple[object, ...]]:
 
 
 def random_tree(draw: random.Random, root: Path) -> None:
-    """Folders in folders, empty ones too; files from empty to some blocks; links that stay inside; odd names and modes."""
+    """Folders in folders, empty ones too; files of up to two blocks; links that stay inside; odd names and modes."""
     names = [b"a", b"b.bin", b"\xff\xfe", "ä ö".encode(), b"-n", b"new\nline", b"\\xff", b"x" * 200, b"...", b"\x01"]
     root.mkdir(parents=True)
     folders = [b""]
@@ -59,7 +59,10 @@ def random_tree(draw: random.Random, root: Path) -> None:
         os.symlink(target, _below(root, os.path.join(place, b"link%d" % number)))
     for path in files + folders[1:]:
         if draw.random() < 0.5:
-            os.chmod(_below(root, path), draw.choice([0o400, 0o444, 0o600, 0o640, 0o755, 0o777]) | (0o700 if path in folders else 0))
+            os.chmod(
+                _below(root, path),
+                draw.choice([0o400, 0o444, 0o600, 0o640, 0o755, 0o777]) | (0o700 if path in folders else 0),
+            )
 
 
 def _content(draw: random.Random) -> bytes:

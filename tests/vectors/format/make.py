@@ -66,20 +66,23 @@ class SeededEntropy:
 
 
 class SteadyClock:
-    """A second later at each look."""
+    """Stands still but for `tick`."""
 
     def __init__(self) -> None:
         self._now_ns = 1_700_000_000_000_000_000
 
+    def tick(self) -> None:
+        """An hour passes."""
+        self._now_ns += 3_600_000_000_000
+
     def wall_ns(self) -> int:
-        self._now_ns += 1_000_000_000
         return self._now_ns
 
     def monotonic(self) -> float:
         return self._now_ns / 1e9
 
     def sleep(self, seconds: float) -> None:
-        self._now_ns += int(seconds * 1e9)
+        pass
 
 
 # --- HPKE with a given ephemeral key (RFC 9180, base mode, X25519, HKDF-SHA256, AES-256-GCM) ---
@@ -222,7 +225,9 @@ def set_modes(folder: Path) -> None:
 
 
 @contextmanager
-def opened(folder: Path, entropy: SeededEntropy, passphrase: str | None = None) -> Iterator[tuple[Registry, Path]]:
+def opened(
+    folder: Path, entropy: SeededEntropy, clock: SteadyClock, passphrase: str | None = None
+) -> Iterator[tuple[Registry, Path]]:
     """A new store in `folder`, and the folder that holds its owner's keys."""
     with tempfile.TemporaryDirectory() as private, ExitStack() as stack:
         home = KeyHome(*(Path(private) / name for name in ("data", "state", "cache")))
@@ -230,7 +235,7 @@ def opened(folder: Path, entropy: SeededEntropy, passphrase: str | None = None) 
         for target, value in ONE_THREAD:
             stack.enter_context(patch(target, value))
         source = KeySource(passphrase=passphrase)
-        store, _ = create_store(PosixBackend(folder), home, source, SteadyClock(), entropy)
+        store, _ = create_store(PosixBackend(folder), home, source, clock, entropy)
         registry = Registry(store)
         try:
             yield registry, Path(private)
@@ -252,8 +257,8 @@ def add_void_entry(store: OpenStore, registry: Registry, entropy: SeededEntropy)
 
 def make_golden(folder: Path) -> None:
     """The store `golden`, its key file, its owner's signing key, and what a reader must find."""
-    entropy = SeededEntropy("cairn golden store, format 1")
-    with opened(folder / "golden", entropy) as (registry, private), tempfile.TemporaryDirectory() as scratch:
+    entropy, clock = SeededEntropy("cairn golden store, format 1"), SteadyClock()
+    with opened(folder / "golden", entropy, clock) as (registry, private), tempfile.TemporaryDirectory() as scratch:
         store, tree, found = registry.opened, Path(scratch) / "tree", {}
         make_tree(tree)
         first = commit(registry, tree, "golden model", CommitOptions("main", 10, "first", codec=CodecPolicy.ZSTD))
@@ -262,6 +267,7 @@ def make_golden(folder: Path) -> None:
         move_ref(registry, first.model, "passing", "branch", None, first.checkpoint)
         add_void_entry(store, registry, entropy)
         change_tree(tree)
+        clock.tick()
         with ExitStack() as stack:
             for target, value in IN_PIECES:
                 stack.enter_context(patch(target, value))
@@ -271,6 +277,7 @@ def make_golden(folder: Path) -> None:
         delete_ref(registry, first.model, "passing", "branch")
         registry.append(lambda state: Abort())
         shutil.rmtree(tree / "weights")
+        clock.tick()
         other = commit(registry, tree, "another/модель", CommitOptions("dev"))
         found["another/модель@dev"] = {"checkpoint": other.checkpoint.hex(), "step": None, "files": describe(tree)}
         leave_session(registry)
@@ -306,7 +313,8 @@ def describe(tree: Path) -> dict[str, list[object]]:
 def main(folder: Path) -> None:
     """Make both stores."""
     make_golden(folder)
-    with opened(folder / "passphrase", SeededEntropy("cairn passphrase store, format 1"), PASSPHRASE):
+    entropy = SeededEntropy("cairn passphrase store, format 1")
+    with opened(folder / "passphrase", entropy, SteadyClock(), PASSPHRASE):
         pass
 
 

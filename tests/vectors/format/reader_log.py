@@ -57,6 +57,7 @@ class Log:
 
     def _open(self, n: int, stored: bytes) -> Fields:
         vault = self._vault
+        require(len(stored) <= 4 * MIB, "over the limit")
         plain, signature = decode(vault.open(vault.k_log, LOG_ENTRY, stored))
         entry: Fields = decode(plain)
         try:

@@ -9,6 +9,11 @@ GIB = 1 << 30
 # is 4 KiB) with room, and 256 of them still fit in one log entry.
 NAME_BYTES_MAX = 16 * KIB
 
+# A message rides in a log entry, beside the names of packs.
+MESSAGE_BYTES_MAX = 64 * KIB
+# What every reader's 64-bit integers hold.
+STEP_MAX = (1 << 63) - 1
+
 # --- Canonical encoding -----------------------------------------------------------------------
 # Our deepest structure is 7 levels; 32 leaves room for a newer minor version's additions.
 CANONICAL_DEPTH_MAX = 32

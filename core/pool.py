@@ -39,10 +39,19 @@ class Pool(Generic[Job]):
             self._stop.set()
             raise
         finally:
-            for thread in self._threads:
-                thread.join()
+            self._join()
         if self._error is not None:
             raise self._error
+
+    def _join(self) -> None:
+        try:
+            for thread in self._threads:
+                thread.join()
+        except BaseException:  # interrupted: what is under way is finished, no more is begun
+            self._stop.set()
+            for thread in self._threads:
+                thread.join()
+            raise
 
     def _put(self, job: Job | None) -> bool:
         while not self._stop.is_set():

@@ -16,8 +16,9 @@ class Key(msgspec.Struct, frozen=True, order=True):
 
     def __str__(self) -> str:
         """For people; injective, since separators inside segments are escaped."""
-        name = "/".join(_escape(segment) for segment in self.path)
-        return f"{self.scope}:{name}" if self.scope else name
+        name = "/".join(_escape(segment) for segment in self.path) if self.path else "~"
+        scope = self.scope.replace("~", "~0").replace(":", "~3")
+        return f"{scope}:{name}" if scope else name
 
 
 class TensorEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -38,12 +39,18 @@ class TensorEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     tile_pages: bytes | None = None
     tied_to: Key | None = None
 
+    def __repr__(self) -> str:
+        return f"TensorEntry({self.key}, {self.dtype}, {list(self.shape)}, <secret>)"
+
 
 class Literal(msgspec.Struct, frozen=True, tag="bytes"):
     """A run of a file's own bytes, in blocks of `FILE_BLOCK_BYTES` (the last may be shorter), by digest."""
 
     length: int
     digests: bytes
+
+    def __repr__(self) -> str:
+        return f"Literal({self.length}, <secret>)"
 
 
 class Inline(msgspec.Struct, frozen=True, tag="inline"):
@@ -101,6 +108,9 @@ class DigestPage(msgspec.Struct, frozen=True, tag="digests"):
 
     digests: bytes
 
+    def __repr__(self) -> str:
+        return "DigestPage(<secret>)"
+
 
 Page = TensorPage | FilePage | DigestPage
 
@@ -117,6 +127,9 @@ class ComponentRoot(msgspec.Struct, frozen=True, omit_defaults=True):
     pages: bytes
     entries: int
     bytes_logical: int
+
+    def __repr__(self) -> str:
+        return f"ComponentRoot({self.entries} entries, {self.bytes_logical} bytes, <secret>)"
 
 
 class Parent(msgspec.Struct, frozen=True):
@@ -148,5 +161,5 @@ class Body(msgspec.Struct, frozen=True, omit_defaults=True):
 def _escape(segment: str | int) -> str:
     if isinstance(segment, int):
         return f"#{segment}"
-    escaped = segment.replace("~", "~0").replace("/", "~1")
+    escaped = segment.replace("~", "~0").replace("/", "~1").replace(":", "~3")
     return "~2" + escaped[1:] if escaped.startswith("#") else escaped

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cairn.core.clock import Entropy
-from cairn.core.errors import NotAllowed, ObjectExists, StorageError
+from cairn.core.errors import IntegrityError, NotAllowed, ObjectExists, StorageError
 from cairn.core.ids import StoreId
 from cairn.store.crypto.signing import Identity
 
@@ -46,12 +46,12 @@ class KeyHome:
         """
         path = self.state / "identity.key"
         with contextlib.suppress(FileNotFoundError):
-            return Identity(bytes.fromhex(_read_text(path)))
+            return _read_identity(path)
         fresh = Identity.generate(entropy)
         try:
             write_private(path, (fresh.seed().hex() + "\n").encode())
         except ObjectExists:  # another process was first
-            return Identity(bytes.fromhex(_read_text(path)))
+            return _read_identity(path)
         except StorageError:
             return fresh
         return fresh
@@ -101,6 +101,16 @@ def write_private(path: Path, data: bytes) -> None:
             temporary.unlink()
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _read_identity(path: Path) -> Identity:
+    try:
+        return Identity(bytes.fromhex(_read_text(path)))
+    except ValueError:
+        raise IntegrityError(
+            f"{path} is damaged: it holds no identity",
+            hint="restore it from a backup; a new identity (move the file away) has no right to existing stores",
+        ) from None
 
 
 def _read_text(path: Path) -> str:

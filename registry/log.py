@@ -1,6 +1,7 @@
 """The log in a backend: reading entries in order, and appending by compare-and-set."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from cairn.core.errors import (
     AnswerLost,
@@ -8,6 +9,7 @@ from cairn.core.errors import (
     IntegrityError,
     ObjectExists,
     ObjectNotFound,
+    StorageError,
     TryAgain,
 )
 from cairn.core.limits import (
@@ -36,20 +38,37 @@ def check_no_hole(opened: OpenStore, length: int) -> None:
     """Make sure that entry `length` - 1 is the last name of the log.
 
     Raises:
-        IntegrityError: an entry lies beyond, so one between is missing.
+        IntegrityError: an entry lies beyond, so one between is missing; or the log ends before.
     """
-    folders = opened.backend.folders("log")
-    if not folders:
-        raise IntegrityError(f"{opened.backend.url} has lost its log")
-    last = ""
-    for listed in opened.backend.list(f"log/{folders[-1]}"):
-        last = listed.name
-    # An empty last folder is what a writer leaves that died before its entry.
-    if last and last > entry_name(length - 1):
+    last = _last_entry(opened)
+    if last < entry_name(length - 1):
+        raise IntegrityError(
+            f"log entry {length - 1} was there and is gone: the log was rolled back",
+            hint="nothing was written; restore the missing log entries from a copy of the store",
+        )
+    # One right behind is a newcomer's; whoever creates an entry now loses the race to it and looks again.
+    if last > entry_name(length - 1) and not _exists(opened, length):
         raise IntegrityError(
             f"log entry {length} is missing while {last} exists: the log has a hole",
             hint="nothing was written; run 'cairn verify' and restore the missing entry from a copy of the store",
         )
+
+
+def _last_entry(opened: OpenStore) -> str:
+    """The last name of the last folder that holds one; a writer that died before its entry leaves an empty folder."""
+    for folder in reversed(opened.backend.folders("log")):
+        names = [listed.name for listed in opened.backend.list(f"log/{folder}")]
+        if names:
+            return names[-1]
+    raise IntegrityError(f"{opened.backend.url} has lost its log")
+
+
+def _exists(opened: OpenStore, n: int) -> bool:
+    try:
+        opened.backend.size(entry_name(n))
+    except ObjectNotFound:
+        return False
+    return True
 
 
 def create_entry(opened: OpenStore, n: int, stored: bytes) -> bool:
@@ -63,14 +82,22 @@ def create_entry(opened: OpenStore, n: int, stored: bytes) -> bool:
     if n % LOG_FOLDER_ENTRIES == 0 and n:
         opened.backend.settle(entry_name(n - 1))
     name = entry_name(n)
+    unknown = False
     for attempt in range(LOG_APPEND_REPEATS_MAX):
         try:
             opened.backend.create(name, [stored])
             return True
         except ObjectExists:
-            return opened.backend.read(name, 0, LOG_ENTRY_BYTES_MAX + 1) == stored
+            unknown = True
+            with suppress(StorageError, TryAgain):
+                return opened.backend.read(name, 0, LOG_ENTRY_BYTES_MAX + 1) == stored
         except AnswerLost:
-            opened.clock.sleep(min(0.05 * 2**attempt, 5.0))
+            unknown = True
+        except StorageError:
+            # A refusal says nothing about an earlier try whose answer was lost.
+            if not unknown:
+                raise
+        opened.clock.sleep(min(0.05 * 2**attempt, 5.0))
     raise TryAgain(
         f"no answer to the creation of log entry {n}: it may or may not have been written",
         hint="run 'cairn log' to see whether the change took effect before you repeat it",

@@ -63,7 +63,7 @@ def model_tag(k_log: bytes, name: str) -> bytes:
 
 def ref_tag(k_log: bytes, model: bytes, name: str) -> bytes:
     """Keyed tag of a ref name in a model."""
-    return _tag(k_log, ["ref", model, name])
+    return _tag(k_log, ["ref", model, _check(name, "ref")])
 
 
 def _tag(k_log: bytes, value: list[str | bytes]) -> bytes:

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from cairn.core.canonical import encode
-from cairn.core.errors import ConflictError, IntegrityError, NewerFormat, ObjectNotFound
-from cairn.core.ids import CheckpointId, ContentId, ModelId
+from cairn.core.errors import ConflictError, IntegrityError, NewerFormat, NotAllowed, ObjectNotFound
+from cairn.core.ids import CheckpointId, ContentId, ModelId, short
 from cairn.core.limits import LOG_ENTRY_BYTES_MAX
 from cairn.registry.entries import FORMAT, TYPES, Entry, Init, Payload, open_entry, payload_of, seal_entry
 from cairn.registry.fold import apply_payload, decode_state, encode_state
@@ -43,6 +43,8 @@ class Registry:
         first = self._check_init()
         self._cache = Cache(opened.home.cache_folder(opened.store), leaf_hash(first))
         self._damaged_from: int | None = None
+        # Lengths of the log: as of the cache, and as of the index and the state.
+        self._cached, self._indexed = 0, -1
         self._replay, self._state = self._load()
         if self._doubtful():
             # The cache may hold what has been repaired since; the log itself decides.
@@ -71,13 +73,14 @@ class Registry:
     def refresh(self) -> State:
         """Fold and index what others have added."""
         with self._lock:
-            before = self._replay.attested().length
-            length = self._replay.length
-            for stored in read_from(self.opened, length):
+            for stored in read_from(self.opened, self._replay.length):
                 self._replay.feed(stored)
-            if self._replay.length != length or self._state.length == 0:
-                self._state = self._marked(self._replay.current())
-                self._index_since(before)
+            # Compared with what was indexed, so that a failure on the way is made up for by the next call.
+            if self._replay.length != self._indexed:
+                state = self._marked(self._replay.current())
+                self._index_since(self._cached, state)
+                self._state, self._indexed = state, self._replay.length
+                self._cached = self._replay.attested().length
             return self._state
 
     def check_writable(self) -> None:
@@ -88,6 +91,7 @@ class Registry:
             IntegrityError: the log is damaged or has a hole.
         """
         state = self._state
+        self.check_allowed()
         if state.newer_from is not None:
             raise NewerFormat(
                 f"log entry {state.newer_from} has a type that this version does not know: the store is read-only here",
@@ -99,6 +103,19 @@ class Registry:
                 hint="intact checkpoints can still be read; run 'cairn verify --full', restore the entry from a copy",
             )
         check_no_hole(self.opened, self._replay.length)
+
+    def check_allowed(self) -> None:
+        """Raise unless this user may change the store.
+
+        Raises:
+            NotAllowed: he may not.
+        """
+        actor = self.opened.identity.actor
+        if actor not in self._state.owners:
+            raise NotAllowed(
+                f"identity {short(actor)} has no right to write to this store; nothing was changed",
+                hint="use the identity of its owner: identity.key in the state folder of whoever created the store",
+            )
 
     def append(self, build: Callable[[State], Payload]) -> int:
         """Append the entry that `build` makes of the newest state; returns its position.
@@ -169,6 +186,7 @@ class Registry:
         self._replay = self._start()
         self._pieces_known = len(self._replay.attested().pieces)
         self._state = self._replay.current()
+        self._cached, self._indexed = self._replay.length, self._replay.length or -1
         return self._replay, self.refresh()
 
     def _start(self) -> Replay:
@@ -182,9 +200,20 @@ class Registry:
             except (IntegrityError, ValueError):
                 # A damaged cache is worth nothing and costs nothing.
                 self._cache.clear()
+            if state.length and not self._ends_as(state):
+                self._cache.clear()
+                state = State()
         return Replay(state, opened.tenant, opened.store, opened.secrets.k_log)
 
-    def _index_since(self, before: int) -> None:
+    def _ends_as(self, state: State) -> bool:
+        """Whether the log still has the last entry that a cached state knows."""
+        try:
+            stored = self.opened.backend.read(entry_name(state.length - 1), 0, LOG_ENTRY_BYTES_MAX + 1)
+        except ObjectNotFound:
+            return False
+        return leaf_hash(stored) == state.last_leaf
+
+    def _index_since(self, before: int, state: State) -> None:
         """Add the pieces of new commits to the cache, and the fold with them."""
         opened, attested = self.opened, self._replay.attested()
         known, certain = self._pieces_known, len(attested.pieces)
@@ -196,10 +225,10 @@ class Registry:
             # What is out of reach now may be back tomorrow; a cache that moved past it would never look again.
             self._cache.hold(added)
         self._pieces_known = certain
-        if self._state.damaged_from is not None:
+        if state.damaged_from is not None:
             # Numbers of packs are guesses while entries are lost, so these never reach the cache.
-            self._cache.hold(_locations(opened, self._state, self._state.pieces[certain:])[0])
-            self._cache.hold(salvage_packs(opened, self._state))
+            self._cache.hold(_locations(opened, state, state.pieces[certain:])[0])
+            self._cache.hold(salvage_packs(opened, state))
 
     def _check_remembered(self) -> None:
         head = self.opened.home.remembered_head(self.opened.store)
@@ -246,7 +275,9 @@ class Registry:
         return state
 
     def _root_at(self, length: int) -> bytes:
-        """Root over the first entries: signed in the entry that follows them."""
+        """Root over the first entries: signed in the entry that follows them, unless that one is void."""
+        if any(void.n == length for void in self._state.voids):
+            return self._root_by_reading(length)
         stored = self.opened.backend.read(entry_name(length), 0, LOG_ENTRY_BYTES_MAX + 1)
         try:
             return open_entry(stored, length, self.opened.tenant, self.opened.store, self.opened.secrets.k_log).root

@@ -8,6 +8,7 @@ the suspects are applied for reading and writing stops.
 
 from cairn.core.errors import IntegrityError
 from cairn.core.ids import StoreId
+from cairn.core.limits import LOG_ENTRY_BYTES_MAX
 from cairn.registry.entries import Entry, open_entry, payload_of
 from cairn.registry.fold import apply_intact, apply_payload
 from cairn.registry.merkle import append_leaf, leaf_hash, root_of
@@ -25,7 +26,7 @@ class Replay:
         self._identity = tenant, store, k_log
         self._suspects: list[Entry] = []
         self._late_voids: list[Void] = []
-        self._length, self._frontier = attested.length, attested.frontier
+        self._length, self._frontier, self._leaf = attested.length, attested.frontier, attested.last_leaf
 
     @property
     def length(self) -> int:
@@ -49,7 +50,8 @@ class Replay:
                 self._suspects.append(entry)
         else:
             self._late_voids.append(Void(n, reason or UNREADABLE))
-        self._frontier = append_leaf(self._frontier, n, leaf_hash(stored))
+        self._leaf = leaf_hash(stored)
+        self._frontier = append_leaf(self._frontier, n, self._leaf)
         self._length = n + 1
         if not self._suspects:
             self._settle()
@@ -64,8 +66,12 @@ class Replay:
             return self._attested
         state = self._attested.copy()
         first = self._suspects[0].n
-        closed = [void.n for void in state.voids if void.reason == UNREADABLE and void.n < first]
-        state.damaged_from = max(closed, default=first)
+        reasons = {void.n: void.reason for void in state.voids}
+        # What was changed stands right before, or before void entries of others, which attest nothing.
+        at = first - 1
+        while reasons.get(at, UNREADABLE) != UNREADABLE:
+            at -= 1
+        state.damaged_from = at if at in reasons else first
         for entry in self._suspects:
             self._apply(state, entry, intact=True)
         state.voids.extend(self._late_voids)
@@ -74,6 +80,8 @@ class Replay:
 
     def _open(self, stored: bytes, n: int) -> tuple[Entry | None, str | None]:
         tenant, store, k_log = self._identity
+        if len(stored) > LOG_ENTRY_BYTES_MAX:
+            return None, "it is over the size limit"
         try:
             entry = open_entry(stored, n, tenant, store, k_log)
         except IntegrityError:
@@ -88,6 +96,7 @@ class Replay:
         self._attested.voids.extend(sorted(lied + self._late_voids, key=lambda void: void.n))
         self._suspects, self._late_voids = [], []
         self._attested.length, self._attested.frontier = self._length, self._frontier
+        self._attested.last_leaf = self._leaf
 
     def _apply(self, state: State, entry: Entry, intact: bool = False) -> None:
         try:

@@ -9,6 +9,8 @@ from cairn.registry.names import MAIN
 from cairn.registry.registry import Registry
 
 _STEP = "step:"
+# A step is below 2^63.
+_DIGITS_MAX = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def resolve(registry: Registry, text: str) -> tuple[ModelId, CheckpointId]:
 
 def _by_step(registry: Registry, model: ModelId, revision: str) -> CheckpointId:
     digits = revision.removeprefix(_STEP)
-    if not digits.isascii() or not digits.isdigit():
+    if not digits.isascii() or not digits.isdigit() or len(digits) > _DIGITS_MAX:
         raise UsageError(f"{revision[:80]!r} does not name a step", hint="write step: and a whole number")
     for line in history(registry, model, ref_value(registry, model, MAIN)):
         if line.meta.step == int(digits):

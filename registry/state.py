@@ -65,6 +65,7 @@ class State(msgspec.Struct):
 
     Args:
         frontier: Merkle frontier over all of them.
+        last_leaf: leaf hash of the last of them; tells a log that was rolled back or replaced.
         epoch, epoch_n: collection epoch and the entry that set it.
         floor: commits of sessions below this epoch are void.
         packs: 36 bytes a pack, in numbering order.
@@ -76,6 +77,7 @@ class State(msgspec.Struct):
 
     length: int = 0
     frontier: tuple[bytes, ...] = ()
+    last_leaf: bytes = b""
     owners: list[bytes] = []
     heartbeat_seconds: float = 0.0
     silence_seconds: float = 0.0

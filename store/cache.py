@@ -96,7 +96,7 @@ class Cache:
             return False
         with environment.begin(write=True) as transaction:
             at = transaction.get(_POSITION, db=self._meta)
-            if (-1 if at is None else int.from_bytes(at, "big")) != base:
+            if (-1 if at is None else int.from_bytes(at, "big")) != base or to < base:
                 return False
             for key, records in additions.items():
                 old = transaction.get(key, b"", db=self._ids)

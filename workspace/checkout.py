@@ -25,10 +25,13 @@ from cairn.registry.registry import Registry
 from cairn.store.fills import fill_of
 from cairn.workspace.casefold import check_names_fit
 from cairn.workspace.links import is_plain_path, link_stays_inside
+from cairn.workspace.tree import PERMISSIONS
 
 # A worker holds the sealed ranges of a batch, the plaintext of a band and the band put together.
 _WORKER_BYTES = READ_BYTES_TARGET + 2 * (16 << 20)
 _PART_SUFFIX = ".cairn-partial"
+# Signs of the destination's name that stand in the temporary one; a name has at most 255 bytes.
+_SHOWN_MAX = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +78,14 @@ def checkout(
         StorageFull: no room; the destination is untouched.
     """
     progress = progress or Silent()
+    destination = Path(os.path.abspath(destination))  # `.` has no name
     _check_destination(destination)
     manifest = CheckpointManifest(registry, model, checkpoint)
     files = list(manifest.files())
     for entry in files:
         _check_entry(entry, manifest.what)
-    partial = destination.with_name(f".{destination.name}.{registry.opened.entropy.token(6).hex()}{_PART_SUFFIX}")
+    unique = registry.opened.entropy.token(6).hex()
+    partial = destination.with_name(f".{destination.name[:_SHOWN_MAX]}.{unique}{_PART_SUFFIX}")
     try:
         destination.absolute().parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir(mode=0o700)
@@ -98,6 +103,8 @@ def _check_destination(destination: Path) -> None:
         empty_folder = stat.S_ISDIR(destination.lstat().st_mode) and not any(destination.iterdir())
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise _storage_error(error, destination) from None
     if not empty_folder:
         raise DestinationExists(
             f"{destination} exists and is not an empty folder", hint="name another destination, or move it away"
@@ -107,6 +114,8 @@ def _check_destination(destination: Path) -> None:
 def _check_entry(entry: FileEntry, what: str) -> None:
     """Paths come from a sealed manifest, yet its writer may have been hostile."""
     links_well = entry.kind != "link" or link_stays_inside(entry.path, entry.target)
+    if not 0 <= entry.mode <= PERMISSIONS:
+        raise IntegrityError(f"{what} holds a path with impossible permissions: {os.fsdecode(entry.path)!a}")
     if not is_plain_path(entry.path) or entry.kind not in ("file", "folder", "link") or not links_well:
         raise IntegrityError(f"{what} holds a path that leads out of its folder: {os.fsdecode(entry.path)!a}")
 
@@ -167,6 +176,8 @@ class _Writer:
             if entry.part == 0:
                 at[entry.path], total = 0, total + entry.size
                 self._create(entry)
+            elif entry.path not in at:
+                raise IntegrityError(f"{self._manifest.what} holds a file without its first part")
             at[entry.path] = self._plan_segments(entry, at[entry.path])
         for entry in entries:
             if at[entry.path] != entry.size:
@@ -214,6 +225,8 @@ class _Writer:
 
     def _plan_tensor(self, path: bytes, at: int, tensor: TensorEntry) -> None:
         if tensor.inline is not None:
+            if len(tensor.inline) != nbytes(tensor.dtype, tensor.shape):
+                raise IntegrityError(f"tensor {tensor.key} of {self._manifest.what} has another size than its shape")
             self._write_at(path, at, memoryview(tensor.inline))
             return
         tiles = self._manifest.tiles(tensor)

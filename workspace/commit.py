@@ -10,11 +10,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cairn.core.canonical import encode
-from cairn.core.errors import BadName, IntegrityError, NotFoundError
+from cairn.core.errors import BadName, IntegrityError, NotFoundError, UsageError
 from cairn.core.ids import CheckpointId, ContentId, Digest, ModelId
-from cairn.core.limits import ENTRY_DIGEST_BYTES_MAX, MEMORY_BUDGET_BYTES, PACK_BYTES_TARGET
+from cairn.core.limits import (
+    ENTRY_DIGEST_BYTES_MAX,
+    MEMORY_BUDGET_BYTES,
+    MESSAGE_BYTES_MAX,
+    PACK_BYTES_TARGET,
+    STEP_MAX,
+)
 from cairn.core.pool import Pool
 from cairn.core.progress import Progress, Silent
+from cairn.formats.detect import INDEX_SUFFIXES
 from cairn.manifests.pages import check_page_size, paginate
 from cairn.manifests.schema import (
     ComponentRoot,
@@ -106,7 +113,20 @@ def commit(
     """
     check_model_name(model_name)
     check_ref_name(options.branch)
+    _check_options(options)
+    registry.check_allowed()
     return _Commit(registry, path, model_name, options, progress or Silent()).run()
+
+
+def _check_options(options: CommitOptions) -> None:
+    if options.step is not None and not 0 <= options.step <= STEP_MAX:
+        raise UsageError(f"step {options.step} is not within 0 and {STEP_MAX}")
+    try:
+        length = len(options.message.encode())
+    except UnicodeEncodeError:
+        raise UsageError("the message is not Unicode text") from None
+    if length > MESSAGE_BYTES_MAX:
+        raise UsageError(f"a message of {length} bytes is over the limit of {MESSAGE_BYTES_MAX}")
 
 
 @dataclass(slots=True)
@@ -192,7 +212,9 @@ class _Commit:
         for node in files:
             path = tree.absolute(node.path)
             source = FileSource(path, os.fsdecode(node.path))
-            record = cache.get(path, source.stamp) if cache is not None else None
+            # What an index says holds only together with its neighbours.
+            fixed = cache is not None and not os.fsdecode(node.path).lower().endswith(INDEX_SUFFIXES)
+            record = cache.get(path, source.stamp) if cache is not None and fixed else None
             if record is not None and self._known(record):
                 source.close()
                 self.records[node.path] = record
@@ -276,7 +298,8 @@ class _Commit:
     def _same_as_tip(
         self, model: ModelId, tip: CheckpointId, components: dict[ComponentClass, ComponentRoot], meta: CommitMeta
     ) -> bool:
-        if self.options.always:
+        # What had to be stored anew was lost or damaged; it counts once a commit names it.
+        if self.options.always or self.save.written.packs:
             return False
         try:
             manifest = CheckpointManifest(self.registry, model, tip)

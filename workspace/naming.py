@@ -50,4 +50,5 @@ def _folder_scope(path: bytes) -> str:
 
 
 def _show(path: bytes) -> str:
-    return path.decode("utf-8", "backslashreplace")
+    """A path as text; injective, hence the backslash is escaped too."""
+    return path.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")

@@ -5,7 +5,7 @@ import os
 import stat
 from dataclasses import dataclass
 
-from cairn.core.errors import InputChanged, NotAllowed
+from cairn.core.errors import InputChanged, NotAllowed, StorageError
 from cairn.core.limits import RACY_WINDOW_COARSE_NS, RACY_WINDOW_NS
 
 
@@ -68,7 +68,10 @@ class FileSource:
         """
         done = 0
         while done < len(target):
-            count = os.preadv(self._descriptor, [target[done:]], offset + done)
+            try:
+                count = os.preadv(self._descriptor, [target[done:]], offset + done)
+            except OSError as error:
+                raise StorageError(f"{self.shown} cannot be read: {error.strerror}") from None
             if count == 0:
                 raise self._changed()
             done += count

@@ -70,34 +70,42 @@ def scan(path: Path) -> Tree:
     return Tree(root, FileStamp.of(status), tuple(sorted(nodes, key=lambda node: node.path)))
 
 
-def _scan_folder(root: bytes, folder: bytes, nodes: list[Node]) -> None:
-    try:
-        with os.scandir(os.path.join(root, folder) if folder else root) as listing:
-            entries = sorted(listing, key=lambda entry: entry.name)
-    except OSError as error:
-        raise NotAllowed(f"folder {_show(folder) or '.'} cannot be read: {error.strerror}") from None
-    for entry in entries:
-        path = os.path.join(folder, entry.name) if folder else entry.name
+def _scan_folder(root: bytes, top: bytes, nodes: list[Node]) -> None:
+    """Add all nodes below a folder; without recursion, since a path may hold two thousand folders."""
+    folders = [top]
+    while folders:
+        folder = folders.pop()
         try:
-            status = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            raise InputChanged(
-                f"{_show(path)} went away while the folder was scanned", hint="repeat the command"
-            ) from None
-        node = _node(os.path.join(root, path), path, status)
-        if node.kind == "folder" and _is_store(os.path.join(root, path)):
-            continue
-        nodes.append(node)
-        if node.kind == "folder":
-            _scan_folder(root, path, nodes)
+            with os.scandir(os.path.join(root, folder) if folder else root) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
+        except OSError as error:
+            raise NotAllowed(f"folder {_show(folder) or '.'} cannot be read: {error.strerror}") from None
+        for entry in entries:
+            path = os.path.join(folder, entry.name) if folder else entry.name
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                raise InputChanged(
+                    f"{_show(path)} went away while the folder was scanned", hint="repeat the command"
+                ) from None
+            node = _node(os.path.join(root, path), path, status)
+            if node.kind == "folder":
+                if _is_store(os.path.join(root, path)):
+                    continue
+                folders.append(path)
+            nodes.append(node)
 
 
 def _is_store(folder: bytes) -> bool:
     try:
-        with open(os.path.join(folder, b"format"), "rb") as record:
-            return record.read(len(STORE_MARK)) == STORE_MARK
+        # Without O_NONBLOCK, a pipe of that name would wait for its writer.
+        file = os.open(os.path.join(folder, b"format"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
+    try:
+        return stat.S_ISREG(os.fstat(file).st_mode) and os.read(file, len(STORE_MARK)) == STORE_MARK
+    finally:
+        os.close(file)
 
 
 def _node(absolute: bytes, path: bytes, status: os.stat_result) -> Node:

@@ -19,6 +19,7 @@ from cairn.core.ids import StoreId
 from cairn.store.crypto.provider import RootKey
 
 VERSION = 1
+_KEY_BYTES = 32
 _MEMORY_KIB, _PASSES, _LANES = 64 * 1024, 3, 4
 # A hostile record must not make us spend gigabytes: at most 1 GiB and 16 passes.
 _MEMORY_KIB_MAX, _PASSES_MAX, _LANES_MAX = 1 << 20, 16, 64
@@ -40,8 +41,10 @@ def load_key_file(data: bytes, store: StoreId, what: str) -> RootKey:
     """
     fields = _load(data, "cairn key file", what)
     try:
-        owner, root = fields["store"], RootKey(int(fields["generation"]), bytes.fromhex(fields["root key"]))
-    except (KeyError, TypeError, ValueError):
+        owner, root = fields["store"], RootKey(_generation(fields), bytes.fromhex(fields["root key"]))
+        if len(root.key) != _KEY_BYTES:
+            raise ValueError
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise IntegrityError(f"{what} lacks a field or holds an impossible one") from None
     if owner != store.hex():
         raise WrongKey(
@@ -74,19 +77,29 @@ def open_root_key(data: bytes, store: StoreId, passphrase: str, what: str) -> Ro
     """
     fields = _load(data, "cairn root record", what)
     try:
-        kdf, generation, sealed = fields["argon2id"], int(fields["generation"]), bytes.fromhex(fields["sealed"])
+        kdf, generation, sealed = fields["argon2id"], _generation(fields), bytes.fromhex(fields["sealed"])
         salt, cost = bytes.fromhex(kdf["salt"]), (int(kdf["memory KiB"]), int(kdf["passes"]), int(kdf["lanes"]))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise IntegrityError(f"{what} lacks a field or holds an impossible one") from None
     if fields.get("store") != store.hex():
         raise IntegrityError(f"{what} belongs to another store")
     if cost[0] > _MEMORY_KIB_MAX or cost[1] > _PASSES_MAX or cost[2] > _LANES_MAX:
         raise IntegrityError(f"{what} asks for more work than any record of ours")
+    # Below these Argon2id is not defined (RFC 9106, 3.1).
+    if len(salt) < 8 or cost[1] < 1 or cost[2] < 1 or cost[0] < 8 * cost[2]:
+        raise IntegrityError(f"{what} asks for impossible work")
     try:
         key = _stretch(passphrase, salt, *cost)
         return RootKey(generation, AESGCM(key).decrypt(sealed[:12], sealed[12:], _root_aad(store, generation)))
     except (InvalidTag, ValueError):
         raise WrongKey("the passphrase does not open this store", hint="check CAIRN_PASSPHRASE and try again") from None
+
+
+def _generation(fields: dict[str, Any]) -> int:
+    generation = int(fields["generation"])
+    if not 0 <= generation < 1 << 16:
+        raise ValueError
+    return generation
 
 
 def _stretch(passphrase: str, salt: bytes, memory_kib: int, passes: int, lanes: int) -> bytes:

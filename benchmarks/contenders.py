@@ -49,10 +49,6 @@ class Contender(Protocol):
     folder: Path
     environment: dict[str, str]
 
-    def found(self) -> bool:
-        """Whether it is installed."""
-        ...
-
     def version(self) -> str:
         """What it says of itself."""
         ...
@@ -92,9 +88,6 @@ class Cairn:
         if not script.exists():
             self._program = [sys.executable, "-m", "cairn"]
             self.environment["PYTHONPATH"] = str(ROOT / "src")
-
-    def found(self) -> bool:
-        return True
 
     def version(self) -> str:
         names = ("blake3", "cryptography", "lmdb", "msgspec", "click", "numpy")
@@ -140,9 +133,6 @@ class Restic:
         extra = {"RESTIC_PASSWORD": _PASSWORD, "RESTIC_CACHE_DIR": str(self._cache)}
         self.environment = clean_environment(folder) | extra
 
-    def found(self) -> bool:
-        return shutil.which("restic") is not None
-
     def version(self) -> str:
         return _said(["restic", "version"], self.environment)
 
@@ -183,9 +173,6 @@ class Borg:
         extra = {"BORG_BASE_DIR": str(folder / "borg"), "BORG_CACHE_DIR": str(self._cache)}
         extra["BORG_PASSPHRASE"] = _PASSWORD
         self.environment = clean_environment(folder) | extra
-
-    def found(self) -> bool:
-        return shutil.which("borg") is not None
 
     def version(self) -> str:
         return _said(["borg", "--version"], self.environment)

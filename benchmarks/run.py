@@ -48,6 +48,13 @@ def main() -> int:
     sizes = [int(float(size) * GIB) for size in arguments.sizes.split(",")]
     if arguments.quick:
         sizes, arguments.repeats = [64 << 20], 1
+    others = [kind for kind in (Restic, Borg) if shutil.which(kind.name)]
+    missing = [kind.name for kind in (Restic, Borg) if kind not in others]
+    for name in missing:
+        print(f"{name}: {_INSTALL}. Its columns are left out.")
+    if missing and arguments.require:
+        return 1
+    made = not arguments.dir.exists()
     arguments.dir.mkdir(parents=True, exist_ok=True)
     room, needed = shutil.disk_usage(arguments.dir).free, _ROOM_FACTOR * max(sizes)
     if room < needed:
@@ -56,14 +63,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench-", dir=arguments.dir) as name:
         work = Path(name).resolve()
         contenders: list[Contender] = [Cairn(work / "cairn", "zstd" if arguments.compress else "raw")]
-        missing = []
-        for other in (Restic(work / "restic", arguments.compress), Borg(work / "borg", arguments.compress)):
-            (contenders if other.found() else missing).append(other)
-        for absent in missing:
-            print(f"{absent.name}: {_INSTALL}. Its columns are left out.")
-        if missing and arguments.require:
-            return 1
+        contenders += [kind(work / kind.name, arguments.compress) for kind in others]
         outcome = measure_all(contenders, sizes, arguments.repeats, work)
+    if made:
+        arguments.dir.rmdir()
     if arguments.json:
         arguments.json.write_text(json.dumps(outcome, indent=1) + "\n")
     return 0

@@ -93,7 +93,7 @@ def _text(result: "CommitResult", model: str, form: str) -> str:
         return result.checkpoint.hex()
     counts = result.counts
     if not result.created:
-        return f"{safe(model)} is unchanged: still {short(result.checkpoint)}"
+        return f"unchanged: still {short(result.checkpoint)}"
     return (
         f"{safe(model)} is now {short(result.checkpoint)}\n"
         f"  {result.files} files, {result.tensors} tensors, {size(result.bytes_logical)}: "

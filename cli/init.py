@@ -5,20 +5,26 @@ from pathlib import Path
 
 import click
 
+from cairn.cli.opening import store_choice, store_options
 from cairn.cli.output import emit, emit_json, note, safe
-from cairn.core.errors import NotAllowed
+from cairn.core.errors import NotAllowed, UsageError
 
 
 @click.command()
-@click.argument("location", default=".", metavar="[DIR|URL]")
+@click.argument("location", required=False, metavar="[DIR|URL]")
 @click.option("--passphrase", "by_passphrase", is_flag=True, help="Protect by CAIRN_PASSPHRASE, or one asked for.")
-@click.option("--key-file", type=click.Path(path_type=Path), metavar="FILE", help="Where to write the key file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(location: str, by_passphrase: bool, key_file: Path | None, as_json: bool) -> None:
-    """Create a store in DIR/.cairn (default: here), or at a file:// URL."""
+@store_options
+def command(location: str | None, by_passphrase: bool, as_json: bool) -> None:
+    """Create a store in DIR/.cairn (default: here), or at a file:// URL; the key file goes to FILE if one is named."""
     from cairn.core.settings import Settings
     from cairn.workspace.stores import create_store
 
+    choice = store_choice()
+    if location is not None and choice.store is not None:
+        raise UsageError("two places are named", hint="write either --store or DIR")
+    location = location or choice.store or "."
+    key_file = Path(choice.key_file) if choice.key_file else None
     passphrase = None
     if by_passphrase:
         passphrase = Settings.from_environment().passphrase or _new_passphrase()

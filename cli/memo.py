@@ -8,7 +8,7 @@ match to the letter goes the long way. Only the standard library's lightest modu
 import json
 import os
 import sys
-from zlib import crc32
+from hashlib import blake2b
 
 # Settings that choose store, key or cache; a passphrase never goes into a memo.
 _SETTINGS = ("CAIRN_STORE", "CAIRN_KEY_FILE", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "HOME")
@@ -83,10 +83,12 @@ def remember(
         return
 
 
-def _key(arguments: list[str]) -> list[object]:
-    return [os.getcwd(), arguments, [os.environ.get(name) for name in _SETTINGS], sys.stdout.isatty()]
+def _key(arguments: list[str]) -> str:
+    """A hash of the circumstances: names and messages do not stand in the cache."""
+    circumstances = [os.getcwd(), arguments, [os.environ.get(name) for name in _SETTINGS], sys.stdout.isatty()]
+    return blake2b(json.dumps(circumstances).encode(), digest_size=16).hexdigest()
 
 
-def _file(key: list[object]) -> str:
+def _file(key: str) -> str:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "cairn", "answers", f"{crc32(json.dumps(key).encode()):08x}")
+    return os.path.join(base, "cairn", "answers", key)

@@ -47,7 +47,7 @@ def open_registry() -> "Iterator[Registry]":
     """
     from cairn.workspace.stores import open_store
 
-    key_file = _choice().key_file
+    key_file = store_choice().key_file
     registry = open_store(store_location(), key_file=Path(key_file) if key_file else None, ask=ask_passphrase)
     damaged_from = registry.state.damaged_from
     if damaged_from is not None:
@@ -67,10 +67,11 @@ def store_location() -> str:
     from cairn.core.settings import Settings
     from cairn.workspace.location import find_store
 
-    return _choice().store or Settings.from_environment().store or find_store(Path.cwd())
+    return store_choice().store or Settings.from_environment().store or find_store(Path.cwd())
 
 
-def _choice() -> StoreChoice:
+def store_choice() -> StoreChoice:
+    """What the options said."""
     return click.get_current_context().ensure_object(StoreChoice)
 
 

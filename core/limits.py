@@ -14,10 +14,6 @@ MESSAGE_BYTES_MAX = 64 * KIB
 # What every reader's 64-bit integers hold.
 STEP_MAX = (1 << 63) - 1
 
-# --- Canonical encoding -----------------------------------------------------------------------
-# Our deepest structure is 7 levels; 32 leaves room for a newer minor version's additions.
-CANONICAL_DEPTH_MAX = 32
-
 # --- Log --------------------------------------------------------------------------------------
 # An entry is one small conditional PUT; 4 MiB holds the pack names of a 20 TB checkpoint in 64 MiB packs.
 LOG_ENTRY_BYTES_MAX = 4 * MIB

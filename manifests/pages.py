@@ -1,7 +1,8 @@
 """Cutting entries into pages so that a small change rewrites few of them.
 
 Entries are sorted by key. A page ends after an entry whose key hashes low, so that cuts depend on keys and
-not on positions: adding a tensor moves no other page's edges. Sizes stay within a factor of four of the target.
+not on positions: adding a tensor moves few other edges, as a rule none. Sizes stay within a factor of four of the
+target.
 """
 
 from collections.abc import Iterable, Iterator

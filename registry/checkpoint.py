@@ -7,12 +7,14 @@ from blake3 import blake3
 from cairn.core.canonical import decode
 from cairn.core.errors import IntegrityError, NotFoundError
 from cairn.core.ids import HASH_BYTES, CheckpointId, Digest, ModelId, short
+from cairn.manifests.dtypes import nbytes
 from cairn.manifests.schema import Body, ComponentRoot, DigestPage, FileEntry, FilePage, Page, TensorEntry, TensorPage
-from cairn.manifests.tiling import RULE, grid
+from cairn.manifests.tiling import RULE, TILE_BYTES_MAX, grid
 from cairn.registry.indexing import read_object
 from cairn.registry.registry import Registry
+from cairn.registry.state import Checkpoint
 from cairn.store.chunkstore import ChunkStore
-from cairn.store.crypto.components import ComponentClass
+from cairn.store.crypto.components import ComponentClass, component_class
 from cairn.store.crypto.objects import ObjectKind, open_object
 from cairn.store.crypto.tenant import ContentType
 
@@ -29,8 +31,8 @@ class CheckpointManifest:
         self.model, self.id = model, checkpoint
         self.chunks: ChunkStore = registry.chunks()
         self._registry, self._opened = registry, registry.opened
-        self.state = registry.state.models[model].checkpoints[checkpoint]
         self.what = f"checkpoint {short(checkpoint)}"
+        self.state = _committed(registry, model, checkpoint)
         opened = self._opened
         sealed = read_object(opened, self.state.body, "body")
         plain = open_object(opened.secrets.k_ckpt, opened.store, ObjectKind.BODY, sealed, f"body of {self.what}")
@@ -47,7 +49,7 @@ class CheckpointManifest:
     @property
     def components(self) -> list[ComponentClass]:
         """Classes that this checkpoint has."""
-        return [ComponentClass(root.component) for root in self.state.roots]
+        return [component_class(root.component, self.what) for root in self.state.roots]
 
     def root(self, component: ComponentClass) -> ComponentRoot:
         """The opened root of a component.
@@ -96,16 +98,26 @@ class CheckpointManifest:
         """
         if entry.inline is not None:
             return []
-        joined = entry.tiles
+        # Before the grid is laid out: a shape is a claim, digests are bytes at hand.
+        size, joined = nbytes(entry.dtype, entry.shape), entry.tiles
         if joined is None:
             pages = [self.read_page(digest) for digest in split_digests(entry.tile_pages or b"", self.what)]
             if not all(isinstance(page, DigestPage) for page in pages):
                 raise IntegrityError(f"a digest page of {self.what} holds something else")
             joined = b"".join(page.digests for page in pages if isinstance(page, DigestPage))
         digests = split_digests(joined, self.what)
+        if size > len(digests) * TILE_BYTES_MAX:
+            raise IntegrityError(f"tensor {entry.key} of {self.what} has fewer tiles than its shape wants")
         if len(digests) != grid(entry.dtype, entry.shape).tile_count:
             raise IntegrityError(f"tensor {entry.key} of {self.what} has another number of tiles than its grid")
         return digests
+
+
+def _committed(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> Checkpoint:
+    state = registry.state.models.get(model)
+    if state is None or checkpoint not in state.checkpoints:
+        raise NotFoundError(f"model {model.hex()} has no checkpoint {checkpoint.hex()}")
+    return state.checkpoints[checkpoint]
 
 
 def checkpoint_id(k_ckpt: bytes, body: bytes) -> CheckpointId:

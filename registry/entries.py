@@ -34,10 +34,16 @@ class ObjectRef(msgspec.Struct, frozen=True):
 
 
 class Init(msgspec.Struct, frozen=True):
-    """Entry 0. `founding` is the tenant's record, verbatim in each of its stores; tenant id = its hash."""
+    """Entry 0. `founding` is the tenant's record, verbatim in each of its stores; tenant id = its hash.
+
+    Args:
+        owner: actor of whoever made the store.
+        recovery: actor whose private half lies beside the store's keys: whoever holds the root key is an owner.
+    """
 
     founding: bytes
     owner: bytes
+    recovery: bytes
     capabilities: dict[str, bool]
     heartbeat_seconds: float
     silence_seconds: float

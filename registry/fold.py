@@ -18,6 +18,8 @@ import msgspec
 from cairn.registry.entries import Abort, Commit, Entry, Init, ModelCreate, Payload, RefDelete, RefMove
 from cairn.registry.state import PACK_RECORD_BYTES, Checkpoint, Model, Piece, Ref, State, split_packs
 
+# Changes with the rules and with `State`: a state that others folded is folded anew.
+STATE_VERSION = 1
 BRANCH, TAG = "branch", "tag"
 _REASON = str | None
 
@@ -46,7 +48,7 @@ def _init(state: State, entry: Entry, payload: Payload) -> _REASON:
         return "entry 0, and no other, is an init entry"
     if payload.owner != entry.actor:
         return "the first owner signs the init entry"
-    state.owners = [payload.owner]
+    state.owners = [payload.owner, payload.recovery]
     state.heartbeat_seconds, state.silence_seconds = payload.heartbeat_seconds, payload.silence_seconds
     return None
 
@@ -174,11 +176,23 @@ _RULES: dict[type[Payload], Callable[[State, Entry, Any], _REASON]] = {
 }
 
 
+class _CachedState(msgspec.Struct, array_like=True):
+    version: int
+    state: State
+
+
 def encode_state(state: State) -> bytes:
     """For the cache."""
-    return msgspec.msgpack.encode(state)
+    return msgspec.msgpack.encode(_CachedState(STATE_VERSION, state))
 
 
 def decode_state(data: bytes) -> State:
-    """Inverse of `encode_state`; the caller has authenticated the bytes."""
-    return msgspec.msgpack.decode(data, type=State)
+    """Inverse of `encode_state`; the caller has authenticated the bytes.
+
+    Raises:
+        ValueError: another version of Cairn folded it, by other rules.
+    """
+    cached = msgspec.msgpack.decode(data, type=_CachedState)
+    if cached.version != STATE_VERSION:
+        raise ValueError(f"a state of version {cached.version}")
+    return cached.state

@@ -18,19 +18,36 @@ from cairn.core.limits import (
     LOG_ENTRY_BYTES_MAX,
     LOG_FOLDER_ENTRIES,
 )
+from cairn.registry.merkle import Leaf
 from cairn.registry.names import entry_name
 from cairn.registry.opened import OpenStore
 
 
-def read_from(opened: OpenStore, start: int) -> Iterator[bytes]:
-    """Stored bytes of entries `start`, `start + 1`, ... up to the head."""
+def read_entry(opened: OpenStore, n: int) -> tuple[bytes, bytes]:
+    """Bytes and leaf hash of entry `n`; the bytes end one behind the size limit, the hash covers all.
+
+    Raises:
+        ObjectNotFound: there is no entry `n`.
+    """
+    name = entry_name(n)
+    data = opened.backend.read(name, 0, LOG_ENTRY_BYTES_MAX + 1)
+    leaf, at, piece = Leaf(), 0, data
+    while piece:
+        leaf.update(piece)
+        at += len(piece)
+        piece = opened.backend.read(name, at, LOG_ENTRY_BYTES_MAX) if len(data) > LOG_ENTRY_BYTES_MAX else b""
+    return data, leaf.digest()
+
+
+def read_from(opened: OpenStore, start: int) -> Iterator[tuple[bytes, bytes]]:
+    """Entries `start`, `start + 1`, ... up to the head, as `read_entry` gives them."""
     n = start
     while True:
         try:
-            data = opened.backend.read(entry_name(n), 0, LOG_ENTRY_BYTES_MAX + 1)
+            entry = read_entry(opened, n)
         except ObjectNotFound:
             return
-        yield data
+        yield entry
         n += 1
 
 

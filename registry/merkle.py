@@ -5,8 +5,23 @@ from hashlib import sha256
 EMPTY_ROOT = sha256(b"").digest()
 
 
+class Leaf:
+    """Hash of one leaf (RFC 6962, 2.1), piece by piece."""
+
+    def __init__(self) -> None:
+        self._hash = sha256(b"\0")
+
+    def update(self, piece: bytes) -> None:
+        """Add the next bytes."""
+        self._hash.update(piece)
+
+    def digest(self) -> bytes:
+        """The hash."""
+        return self._hash.digest()
+
+
 def leaf_hash(data: bytes) -> bytes:
-    """Hash of one leaf (RFC 6962, 2.1)."""
+    """Hash of a leaf at hand."""
     return sha256(b"\0" + data).digest()
 
 

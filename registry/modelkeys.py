@@ -1,5 +1,6 @@
 """Component keys of a model: public halves from the log, private halves from the model's wrap."""
 
+import re
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,11 +12,12 @@ from cairn.registry.entries import ComponentPublic, ModelCreate
 from cairn.registry.names import check_model_name, model_tag
 from cairn.registry.opened import OpenStore
 from cairn.registry.state import Model
-from cairn.store.crypto.components import ComponentClass, ComponentKey, new_component_key
+from cairn.store.crypto.components import ComponentClass, ComponentKey, component_class, new_component_key
 from cairn.store.crypto.provider import WrapContext, WrapPurpose
 from cairn.store.crypto.tenant import derive
 
 _FOLDER = "keys/model"
+_WRAP_NAME = re.compile(r"keys/model/[0-9a-f]{32}")
 _NAME = "name"
 
 
@@ -82,6 +84,8 @@ def open_model_keys(opened: OpenStore, model: ModelId, state: Model) -> ModelKey
         IntegrityError: the wrap is damaged, or its keys are not those that the log names.
     """
     what = f"wrap {state.wrap} of model {model.hex()}"
+    if not _WRAP_NAME.fullmatch(state.wrap):
+        raise IntegrityError(f"model {model.hex()} names its wrap by an impossible name")
     try:
         wrapped = opened.backend.read(state.wrap)
     except ObjectNotFound:
@@ -94,7 +98,7 @@ def open_model_keys(opened: OpenStore, model: ModelId, state: Model) -> ModelKey
     halves = {(half.component, half.generation): half.private for half in private.keys}
     pairs = {}
     for public in state.keys:
-        component = ComponentClass(public.component)
+        component = component_class(public.component, what)
         half = halves.get((public.component, public.generation))
         if half is None or _public_half(half) != public.public:
             raise IntegrityError(f"{what} does not hold the keys that the log names")

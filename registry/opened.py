@@ -4,7 +4,7 @@ Order of creation: root record or key file -> wrap of the store's keys -> init e
 format record exists there is no store, so an interrupted `init` leaves nothing that counts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -36,12 +36,13 @@ _ROOT_RECORDS = "keys/root"
 
 
 class StoreSecrets(msgspec.Struct, frozen=True):
-    """What the first wrap holds: the tenant's secret and the random class keys of this store."""
+    """What the first wrap holds: the tenant's secret, the random class keys of this store, the recovery identity."""
 
     tenant_secret: bytes
     k_index: bytes
     k_log: bytes
     k_ckpt: bytes
+    recovery_seed: bytes
 
     def __repr__(self) -> str:
         return "StoreSecrets(<secret>)"
@@ -62,6 +63,16 @@ class OpenStore:
     clock: Clock
     entropy: Entropy
     key_file: Path | None
+
+    def identity_among(self, owners: Collection[bytes]) -> Identity | None:
+        """The identity to sign with: the user's own, else that of whoever holds the root key; None if neither may.
+
+        So a restored key file is enough to go on, also where the user's own identity is lost.
+        """
+        if self.identity.actor in owners:
+            return self.identity
+        recovery = Identity(self.secrets.recovery_seed)
+        return recovery if recovery.actor in owners else None
 
     @property
     def access(self) -> StoreAccess:
@@ -100,7 +111,7 @@ def create_store(
     store = StoreId(entropy.token(RANDOM_ID_BYTES))
     founding = encode(Founding(1, identity.actor, entropy.token(16)))
     tenant = tenant_id(founding)
-    secrets = StoreSecrets(*(entropy.token(32) for _ in range(4)))
+    secrets = StoreSecrets(*(entropy.token(32) for _ in range(5)))
     root = RootKey(0, entropy.token(32))
     key_file = _keep_root_key(backend, home, source, store, root, entropy)
     wrap = root.wrap(encode(secrets), WrapContext(store, WrapPurpose.STORE_KEYS), entropy)
@@ -108,6 +119,7 @@ def create_store(
     init = Init(
         founding,
         identity.actor,
+        Identity(secrets.recovery_seed).actor,
         asdict(capabilities),
         SESSION_HEARTBEAT_SECONDS,
         SESSION_SILENCE_SECONDS,
@@ -174,13 +186,13 @@ def open_store(
 
 def _root_key(backend: Backend, home: KeyHome, source: KeySource, store: StoreId) -> tuple[RootKey, Path | None]:
     """The root key, and the key file that it came from, if any."""
-    records = [record.name for record in backend.list(_ROOT_RECORDS)]
+    record = f"{_ROOT_RECORDS}/{store.hex()}"
     path = source.key_file or home.key_file(store)
-    if records and source.key_file is None:
+    if source.key_file is None and not path.exists() and any(one.name == record for one in backend.list(_ROOT_RECORDS)):
         passphrase = source.passphrase or (source.ask() if source.ask else None)
         if passphrase is None:
             raise NotAllowed(f"{backend.url} needs its passphrase", hint="set CAIRN_PASSPHRASE")
-        return open_root_key(backend.read(records[-1]), store, passphrase, f"root record {records[-1]}"), None
+        return open_root_key(backend.read(record), store, passphrase, f"root record {record}"), None
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -15,7 +15,7 @@ from cairn.registry.entries import FORMAT, TYPES, Entry, Init, Payload, open_ent
 from cairn.registry.fold import apply_payload, decode_state, encode_state
 from cairn.registry.indexing import StateIndex, locations_of, salvage_packs
 from cairn.registry.localfiles import Head
-from cairn.registry.log import append, check_no_hole, read_from
+from cairn.registry.log import append, check_no_hole, read_entry, read_from
 from cairn.registry.merkle import leaf_hash
 from cairn.registry.modelkeys import ModelKeys, open_model_keys
 from cairn.registry.names import entry_name
@@ -25,6 +25,7 @@ from cairn.registry.state import Piece, State
 from cairn.store.cache import Cache
 from cairn.store.chunkstore import ChunkStore
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
+from cairn.store.crypto.signing import Identity
 from cairn.store.index import Location
 
 
@@ -73,8 +74,8 @@ class Registry:
     def refresh(self) -> State:
         """Fold and index what others have added."""
         with self._lock:
-            for stored in read_from(self.opened, self._replay.length):
-                self._replay.feed(stored)
+            for stored, leaf in read_from(self.opened, self._replay.length):
+                self._replay.feed(stored, leaf)
             # Compared with what was indexed, so that a failure on the way is made up for by the next call.
             if self._replay.length != self._indexed:
                 state = self._marked(self._replay.current())
@@ -91,7 +92,7 @@ class Registry:
             IntegrityError: the log is damaged or has a hole.
         """
         state = self._state
-        self.check_allowed()
+        self.signer()
         if state.newer_from is not None:
             raise NewerFormat(
                 f"log entry {state.newer_from} has a type that this version does not know: the store is read-only here",
@@ -104,18 +105,19 @@ class Registry:
             )
         check_no_hole(self.opened, self._replay.length)
 
-    def check_allowed(self) -> None:
-        """Raise unless this user may change the store.
+    def signer(self) -> Identity:
+        """The identity that signs this user's entries.
 
         Raises:
-            NotAllowed: he may not.
+            NotAllowed: neither the user's own nor the recovery identity is an owner's.
         """
-        actor = self.opened.identity.actor
-        if actor not in self._state.owners:
+        identity = self.opened.identity_among(self._state.owners)
+        if identity is None:
             raise NotAllowed(
-                f"identity {short(actor)} has no right to write to this store; nothing was changed",
-                hint="use the identity of its owner: identity.key in the state folder of whoever created the store",
+                f"identity {short(self.opened.identity.actor)} has no right to write here; nothing was changed",
+                hint="use the identity of an owner: identity.key in the state folder of whoever created the store",
             )
+        return identity
 
     def append(self, build: Callable[[State], Payload]) -> int:
         """Append the entry that `build` makes of the newest state; returns its position.
@@ -135,15 +137,15 @@ class Registry:
                 return self._replay.length
 
             def make(n: int) -> bytes:
-                payload = build(self._state)
+                payload, identity = build(self._state), self.signer()
                 entry = Entry(
                     FORMAT, opened.tenant, opened.store, n, self._replay.root, TYPES[type(payload)],
-                    opened.identity.actor, write_id, opened.clock.wall_ns(), encode(payload),
+                    identity.actor, write_id, opened.clock.wall_ns(), encode(payload),
                 )  # fmt: skip
                 reason = apply_payload(self._state.copy(), entry, payload)
                 if reason is not None:
                     raise ConflictError(f"the {entry.type} entry would be void: {reason}")
-                return seal_entry(entry, opened.identity, opened.secrets.k_log, opened.entropy)
+                return seal_entry(entry, identity, opened.secrets.k_log, opened.entropy)
 
             n, _ = append(opened, head, make)
             self.refresh()
@@ -208,10 +210,9 @@ class Registry:
     def _ends_as(self, state: State) -> bool:
         """Whether the log still has the last entry that a cached state knows."""
         try:
-            stored = self.opened.backend.read(entry_name(state.length - 1), 0, LOG_ENTRY_BYTES_MAX + 1)
+            return read_entry(self.opened, state.length - 1)[1] == state.last_leaf
         except ObjectNotFound:
             return False
-        return leaf_hash(stored) == state.last_leaf
 
     def _index_since(self, before: int, state: State) -> None:
         """Add the pieces of new commits to the cache, and the fold with them."""
@@ -286,10 +287,10 @@ class Registry:
 
     def _root_by_reading(self, length: int) -> bytes:
         replay = Replay(State(), self.opened.tenant, self.opened.store, self.opened.secrets.k_log)
-        for stored in read_from(self.opened, 0):
+        for stored, leaf in read_from(self.opened, 0):
             if replay.length == length:
                 break
-            replay.feed(stored)
+            replay.feed(stored, leaf)
         return replay.root
 
     def _remember(self) -> None:

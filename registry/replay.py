@@ -38,8 +38,8 @@ class Replay:
         """Merkle root of all entries fed so far."""
         return root_of(self._frontier)
 
-    def feed(self, stored: bytes) -> None:
-        """Take the entry at position `length`."""
+    def feed(self, stored: bytes, leaf: bytes | None = None) -> None:
+        """Take the entry at position `length`; `leaf` is its leaf hash where `stored` is cut off at the size limit."""
         n = self._length
         entry, reason = self._open(stored, n)
         if entry is not None and reason is None:
@@ -50,7 +50,7 @@ class Replay:
                 self._suspects.append(entry)
         else:
             self._late_voids.append(Void(n, reason or UNREADABLE))
-        self._leaf = leaf_hash(stored)
+        self._leaf = leaf or leaf_hash(stored)
         self._frontier = append_leaf(self._frontier, n, self._leaf)
         self._length = n + 1
         if not self._suspects:

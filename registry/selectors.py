@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from cairn.core.errors import NotFoundError, UsageError
-from cairn.core.ids import ID_PREFIX_HEX_MIN, CheckpointId, ModelId
+from cairn.core.errors import IntegrityError, NotFoundError, UsageError
+from cairn.core.ids import ID_PREFIX_HEX_MIN, CheckpointId, ModelId, short
 from cairn.registry.models import find_model, history, ref_value
 from cairn.registry.names import MAIN
 from cairn.registry.registry import Registry
@@ -46,6 +46,11 @@ def resolve(registry: Registry, text: str) -> tuple[ModelId, CheckpointId]:
     revision = selector.revision
     tip = ref_value(registry, model, revision)
     if tip is not None:
+        if tip not in registry.state.models[model].checkpoints:
+            raise IntegrityError(
+                f"{revision!r} points to checkpoint {short(tip)}, whose log entry is lost",
+                hint="'cairn verify' names the damaged entry; checkpoints before and after it can be read by id",
+            )
         return model, tip
     if revision.startswith(_STEP):
         return model, _by_step(registry, model, revision)

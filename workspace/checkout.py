@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cairn.core.errors import DestinationExists, IntegrityError, StorageError, StorageFull
 from cairn.core.ids import CheckpointId, ModelId
-from cairn.core.limits import FILE_BLOCK_BYTES, MEMORY_BUDGET_BYTES, READ_BYTES_TARGET
+from cairn.core.limits import FILE_BLOCK_BYTES, MEMORY_BUDGET_BYTES, READ_BYTES_TARGET, TENSOR_BYTES_MAX
 from cairn.core.progress import Progress, Silent
 from cairn.loader.execute import execute
 from cairn.loader.plan import Group, Wanted, plan_reads
@@ -79,6 +79,8 @@ def checkout(
     """
     progress = progress or Silent()
     destination = Path(os.path.abspath(destination))  # `.` has no name
+    if destination == Path.cwd():
+        raise DestinationExists("the working folder cannot be replaced", hint="name a new folder in it")
     _check_destination(destination)
     manifest = CheckpointManifest(registry, model, checkpoint)
     files = list(manifest.files())
@@ -114,8 +116,8 @@ def _check_destination(destination: Path) -> None:
 def _check_entry(entry: FileEntry, what: str) -> None:
     """Paths come from a sealed manifest, yet its writer may have been hostile."""
     links_well = entry.kind != "link" or link_stays_inside(entry.path, entry.target)
-    if not 0 <= entry.mode <= PERMISSIONS:
-        raise IntegrityError(f"{what} holds a path with impossible permissions: {os.fsdecode(entry.path)!a}")
+    if not 0 <= entry.mode <= PERMISSIONS or not 0 <= entry.size <= TENSOR_BYTES_MAX or entry.part < 0:
+        raise IntegrityError(f"{what} holds a path with impossible facts: {os.fsdecode(entry.path)!a}")
     if not is_plain_path(entry.path) or entry.kind not in ("file", "folder", "link") or not links_well:
         raise IntegrityError(f"{what} holds a path that leads out of its folder: {os.fsdecode(entry.path)!a}")
 
@@ -216,7 +218,7 @@ class _Writer:
 
     def _plan_literal(self, path: bytes, at: int, segment: Literal) -> None:
         digests = split_digests(segment.digests, self._manifest.what)
-        if len(digests) != -(-segment.length // FILE_BLOCK_BYTES):
+        if segment.length < 0 or len(digests) != -(-segment.length // FILE_BLOCK_BYTES):
             raise IntegrityError(f"a file of {self._manifest.what} has another number of blocks than its length wants")
         for number, digest in enumerate(digests):
             start = number * FILE_BLOCK_BYTES

@@ -114,7 +114,7 @@ def commit(
     check_model_name(model_name)
     check_ref_name(options.branch)
     _check_options(options)
-    registry.check_allowed()
+    registry.signer()
     return _Commit(registry, path, model_name, options, progress or Silent()).run()
 
 

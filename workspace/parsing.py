@@ -6,13 +6,12 @@ from cairn.core.errors import BadInput
 from cairn.formats.detect import detect
 from cairn.formats.parsed import ParsedFile
 from cairn.formats.safetensors import parse_safetensors
-from cairn.formats.safetensors_index import parse_index
+from cairn.formats.safetensors_index import INDEX_BYTES_MAX, parse_index
 from cairn.formats.torch_zip import parse_torch
 from cairn.workspace.source import FileSource
 
 OPAQUE = ParsedFile("", ())
 _HEAD_BYTES = 4096
-_INDEX_BYTES_MAX = 256 << 20
 _HINT = "repair or replace the file, or commit with --opaque to keep all files as plain bytes"
 
 
@@ -33,7 +32,9 @@ def parse_file(source: FileSource, path: bytes, neighbours: set[bytes]) -> Parse
     try:
         if kind == "safetensors":
             return parse_safetensors(source)
-        if kind == "safetensors-index" and source.size <= _INDEX_BYTES_MAX:
+        if kind == "safetensors-index":
+            if source.size > INDEX_BYTES_MAX:
+                raise BadInput(f"an index of {source.size} bytes is over the limit of {INDEX_BYTES_MAX}")
             files = set(parse_index(source.read_at(0, source.size)).values())
             missing = sorted(f for f in files if os.fsencode(f) not in neighbours)
             if missing:

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from cairn.core.canonical import encode
 from cairn.core.clock import Entropy
-from cairn.core.errors import IntegrityError, NotAllowed
+from cairn.core.errors import IntegrityError, NewerFormat, NotAllowed
 from cairn.core.ids import ModelId, TenantId
 
 MAGIC = b"CRNR"
@@ -42,6 +42,20 @@ class ComponentClass(IntEnum):
     TRAINING = 3
     FILES = 4
     PROVENANCE = 5
+
+
+def component_class(number: int, what: str) -> ComponentClass:
+    """The class of a number.
+
+    Raises:
+        NewerFormat: this version knows no such class.
+    """
+    try:
+        return ComponentClass(number)
+    except ValueError:
+        raise NewerFormat(
+            f"{what} has component {number}, which this version does not know", hint="upgrade Cairn"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,7 @@ def test_every_command_and_option_is_in_the_reference() -> None:
     for name, command in commands().items():
         documented = documented_options(section(text, name))
         actual = options_of(command)
-        assert documented == (actual if name == "init" else actual - shared), name
+        assert documented == actual - shared, name
         assert f"    cairn {name} [OPTIONS]" in section(text, name), f"usage of {name}"
 
 

@@ -12,7 +12,18 @@ from cairn.registry import fold
 from cairn.registry.entries import Abort, Payload, RefChange, RefDelete, RefMove
 from cairn.registry.fold import decode_state, encode_state
 from cairn.registry.state import Checkpoint, Piece, Ref, State
-from tests.support.logs import MAIN, MODEL, OBJECT, OTHER_MODEL, TAG, LogMaker, commit_entry, model_create, packs
+from tests.support.logs import (
+    MAIN,
+    MODEL,
+    OBJECT,
+    OTHER_MODEL,
+    RECOVERY,
+    TAG,
+    LogMaker,
+    commit_entry,
+    model_create,
+    packs,
+)
 
 LOG = LogMaker()
 FIRST, SECOND = b"1" * 32, b"2" * 32
@@ -47,7 +58,7 @@ def void(state: State, payload: Payload, **changes: Any) -> str | None:
 
 def test_init_names_the_owner_and_the_settings() -> None:
     state = LOG.state()
-    assert state.owners == [LOG.owner.actor]
+    assert state.owners == [LOG.owner.actor, RECOVERY]
     assert (state.heartbeat_seconds, state.silence_seconds) == (30.0, 900.0)
 
 

@@ -35,6 +35,9 @@ MODEL, OTHER_MODEL = b"m" * 16, b"n" * 16
 SESSION = SessionId(b"s" * 16)
 MAIN, TAG = b"main", b"tag"
 
+# Actor of the recovery identity; nobody here signs with it.
+RECOVERY = b"r" * 32
+
 
 def model_create(model: bytes = MODEL, tag: bytes = b"name") -> ModelCreate:
     """A model without keys."""
@@ -72,7 +75,7 @@ class LogMaker:
     def init(self, **changes: Any) -> Init:
         """An init payload."""
         capabilities = {"exclusive_create": True, "ranged_read": True, "durable": True}
-        payload = Init(self.founding, self.owner.actor, capabilities, 30.0, 900.0)
+        payload = Init(self.founding, self.owner.actor, RECOVERY, capabilities, 30.0, 900.0)
         return msgspec.structs.replace(payload, **changes)
 
     def root(self) -> bytes:

@@ -74,7 +74,7 @@ class Log:
         if n == 0:
             require(kind == "init" and body["owner"] == entry["actor"], "entry 0 is no init entry")
             require(hash_of(body["founding"], length=16) == self._vault.tenant, "founding record")
-            self.owners = [body["owner"]]
+            self.owners = [body["owner"], body["recovery"]]
         elif reason := _RULES[kind](self, body, n):
             self.void[n] = reason
 

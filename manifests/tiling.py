@@ -116,6 +116,13 @@ class Grid:
         """Bytes of a tile."""
         return self.tile(number).volume * self.item_bytes
 
+    def lengths(self) -> list[int]:
+        """Bytes of every tile, in order."""
+        lengths = [self.item_bytes]
+        for edges in self.edges:
+            lengths = [length * (end - start) for length in lengths for start, end in pairwise(edges)]
+        return lengths
+
     def bands(self) -> Iterator[Band]:
         """All bands in order; they cover the tensor's bytes without gap."""
         if not self.tile_count:
@@ -123,11 +130,10 @@ class Grid:
         item, last = self.item_bytes, self.edges[-1] if self.edges else (0, 1)
         # Only the cut axis has pieces of unlike length; where that is the last axis, a band is one tile.
         per_band = len(last) - 1 if self._columns_cut() else 1
-        at = 0
-        for first in range(0, self.tile_count, per_band):
-            volume = sum(self.tile(first + i).volume for i in range(per_band))
+        at, lengths = 0, self.lengths()
+        for first in range(0, len(lengths), per_band):
+            length = sum(lengths[first : first + per_band])
             widths = [(a * item, (b - a) * item) for a, b in pairwise(last)] if per_band > 1 else None
-            length = volume * item
             rows = length // (last[-1] * item) if widths else 1
             yield Band(first, at, length, rows, tuple(widths) if widths else ((0, length),))
             at += length

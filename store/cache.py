@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import struct
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -119,10 +118,12 @@ class Cache:
             if transaction is not None:
                 records = bytes(transaction.get(identifier, b"", db=self._ids)) + records
                 marks = bytes(transaction.get(_BAD + identifier, b"", db=self._meta))
-        bad = _records(marks)
-        known = list(reversed(dict.fromkeys(_records(records))))
-        ordered = [one for one in known if one not in bad] + [one for one in known if marked and one in bad]
-        return [Location(*_LOCATION.unpack(record)) for record in ordered]
+        if len(records) > _LOCATION.size or marks:
+            bad = _records(marks)
+            known = list(reversed(dict.fromkeys(_records(records))))
+            records = b"".join(one for one in known if one not in bad)
+            records += b"".join(one for one in known if marked and one in bad)
+        return [Location(*fields) for fields in _LOCATION.iter_unpack(records)]
 
     def mark(self, identifier: ContentId, location: Location, bad: bool) -> None:
         """Note that a place's bytes failed (new content is then stored anew), or that they are good again."""
@@ -170,7 +171,9 @@ class Cache:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 return self._bind(folder)
         with contextlib.suppress(OSError, lmdb.Error):
-            temporary = Path(tempfile.mkdtemp(prefix="cairn-cache-"))
+            from tempfile import mkdtemp  # 5 ms that whoever has a cache folder saves
+
+            temporary = Path(mkdtemp(prefix="cairn-cache-"))
             self._remove_temporary = weakref.finalize(self, _remove_temporary, temporary, os.getpid())
             return self._bind(temporary)
         return None

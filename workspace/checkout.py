@@ -7,7 +7,7 @@ half-written is ever seen at the destination. Order inside: folders, files (hole
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,10 +25,11 @@ from cairn.registry.registry import Registry
 from cairn.store.fills import fill_of
 from cairn.workspace.casefold import check_names_fit
 from cairn.workspace.links import is_plain_path, link_stays_inside
+from cairn.workspace.scatter import rest_of, row_batches
 from cairn.workspace.tree import PERMISSIONS
 
-# A worker holds the sealed ranges of a batch, the plaintext of a band and the band put together.
-_WORKER_BYTES = READ_BYTES_TARGET + 2 * (16 << 20)
+# A worker holds the sealed ranges of a batch and the plaintext of a band.
+_WORKER_BYTES = READ_BYTES_TARGET + (16 << 20)
 _PART_SUFFIX = ".cairn-partial"
 # Signs of the destination's name that stand in the temporary one; a name has at most 255 bytes.
 _SHOWN_MAX = 50
@@ -203,7 +204,7 @@ class _Writer:
         """Plan one entry's segments from offset `at` on; returns where they end."""
         for segment in entry.segments:
             if isinstance(segment, Inline):
-                self._write_at(entry.path, at, memoryview(segment.data))
+                self._write_at(entry.path, at, [[memoryview(segment.data)]])
                 at += len(segment.data)
             elif isinstance(segment, Literal):
                 self._plan_literal(entry.path, at, segment)
@@ -229,7 +230,7 @@ class _Writer:
         if tensor.inline is not None:
             if len(tensor.inline) != nbytes(tensor.dtype, tensor.shape):
                 raise IntegrityError(f"tensor {tensor.key} of {self._manifest.what} has another size than its shape")
-            self._write_at(path, at, memoryview(tensor.inline))
+            self._write_at(path, at, [[memoryview(tensor.inline)]])
             return
         tiles = self._manifest.tiles(tensor)
         cells = grid(tensor.dtype, tensor.shape)
@@ -239,34 +240,21 @@ class _Writer:
 
     def _deliver(self, key: int, views: Sequence[memoryview]) -> None:
         place = self._recipe.places[key]
-        data = views[0] if place.band is None else interleave(place.band, views)
-        self._write_at(place.path, place.offset, data)
-        self._progress.advance(len(data))
+        self._write_at(place.path, place.offset, row_batches(place.band, views) if place.band else [views])
+        self._progress.advance(sum(map(len, views)))
 
-    def _write_at(self, path: bytes, offset: int, data: memoryview) -> None:
+    def _write_at(self, path: bytes, offset: int, batches: Sequence[Sequence[memoryview]]) -> None:
         descriptor = os.open(self._path(path), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            for done in _written(descriptor, offset, data):
-                offset += done
+            for views in batches:
+                missing = sum(map(len, views))
+                while missing:
+                    count = os.pwritev(descriptor, views, offset)
+                    offset, missing = offset + count, missing - count
+                    if missing:
+                        views = rest_of(views, count)
         finally:
             os.close(descriptor)
-
-
-def _written(descriptor: int, offset: int, data: memoryview) -> Iterator[int]:
-    while len(data):
-        count = os.pwrite(descriptor, data, offset)
-        offset, data = offset + count, data[count:]
-        yield count
-
-
-def interleave(band: Band, tiles: Sequence[memoryview]) -> memoryview:
-    """Put the tiles of a band together into its contiguous bytes."""
-    import numpy as np
-
-    whole = np.empty((band.rows, band.row_bytes), np.uint8)
-    for (start, width), tile in zip(band.columns, tiles, strict=True):
-        whole[:, start : start + width] = np.frombuffer(tile, np.uint8).reshape(band.rows, width)
-    return whole.data.cast("B")
 
 
 def _umask() -> int:

@@ -4,6 +4,7 @@ Order: scan -> parse and chunk each file (or take its record from the cache) -> 
 publish. Nothing is visible before the last step; interrupting earlier leaves uploads that a later collection removes.
 """
 
+import mmap
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,7 @@ from cairn.workspace.layout import lay_out
 from cairn.workspace.naming import choose_scopes, tensor_entries
 from cairn.workspace.parsing import OPAQUE, parse_file
 from cairn.workspace.record import FileRecord, chunks_of, record_bytes
+from cairn.workspace.scatter import Scratch
 from cairn.workspace.source import FileSource
 from cairn.workspace.tree import Node, Tree, scan
 
@@ -165,6 +167,8 @@ class _Commit:
                 return self._result(tree, expected, model, False, tensors)
             model = model if model is not None else ensure_model(registry, self.model_name)
             self.progress.stage("publish")
+            for record in self.records.values():
+                reachable.update(self._ids(record))
             parents = (Parent("continue", expected),) if expected is not None else ()
             draft = Draft(
                 model, self.options.branch, expected, components, reachable, parents, meta,
@@ -196,11 +200,12 @@ class _Commit:
             self.records[path] = ingest.record()
 
     def _work(self, jobs: Iterable[Job]) -> None:
-        buffer = memoryview(bytearray(READ_BYTES_MAX))
+        # Anonymous memory: a worker that finds no job, and pages that no job touches, cost nothing.
+        scratch = Scratch(memoryview(mmap.mmap(-1, READ_BYTES_MAX)))
         with self.save.writer() as writer:
             for job in jobs:
                 before = writer.counts.bytes_new + writer.counts.bytes_reused
-                job.run(writer, buffer)
+                job.run(writer, scratch)
                 job.file.done()
                 self.progress.advance(writer.counts.bytes_new + writer.counts.bytes_reused - before)
 
@@ -233,14 +238,16 @@ class _Commit:
 
     def _known(self, record: FileRecord) -> bool:
         """Whether the store still holds everything that a cached record names; counts it as reused if so."""
-        keys, counts = self.registry.opened.keys.chunk, WriteCounts()
-        for digest, length in chunks_of(record):
-            if fill_of(digest) is None and not self.save.rely(keys.content_id(digest)):
-                return False
-            counts.chunks_reused += 1
-            counts.bytes_reused += length
-        self.save.count(counts)
+        chunks = list(chunks_of(record))
+        if not all(map(self.save.rely, self._ids(record))):
+            return False
+        self.save.count(WriteCounts(chunks_reused=len(chunks), bytes_reused=sum(length for _, length in chunks)))
         return True
+
+    def _ids(self, record: FileRecord) -> Iterator[ContentId]:
+        """Ids of all stored chunks of a file."""
+        keys = self.registry.opened.keys.chunk
+        return (keys.content_id(digest) for digest, _ in chunks_of(record) if fill_of(digest) is None)
 
     def _remember(self, tree: Tree, model: ModelId) -> None:
         cache = FileCache(self.registry, model, self.options.opaque)
@@ -263,7 +270,7 @@ class _Commit:
     def _pages(
         self, tensors: list[TensorEntry], files: list[FileEntry]
     ) -> tuple[dict[ComponentClass, ComponentRoot], set[ContentId]]:
-        keys, reachable = self.registry.opened.keys, set[ContentId]()
+        reachable = set[ContentId]()
         with self.save.writer() as writer:
             self.manifest = writer.counts
             slim = [self._with_digest_pages(writer, entry, reachable) for entry in tensors]
@@ -272,10 +279,6 @@ class _Commit:
             # The counts of pages are reported apart from those of data.
             writer.counts = WriteCounts()
             writer.flush()
-        for record in self.records.values():
-            reachable.update(
-                keys.chunk.content_id(digest) for digest, _ in chunks_of(record) if fill_of(digest) is None
-            )
         components = {ComponentClass.FILES: ComponentRoot(b"".join(file_pages), len(files), self._bytes_logical())}
         if tensors:
             tensor_bytes = sum(record_bytes(record) for record in self.records.values())

@@ -13,9 +13,10 @@ from cairn.store.chunkstore import ChunkWriter
 from cairn.store.crypto.tenant import ContentType
 from cairn.workspace.layout import FileLayout, LiteralRange, contiguous_strides, span
 from cairn.workspace.record import BLOCKS_PER_SEGMENT, FileRecord, TensorRecord
+from cairn.workspace.scatter import Scratch
 from cairn.workspace.source import FileSource
 
-# Largest range that one job reads: a band of eight tiles.
+# Largest run of bands that makes one job, and most bytes that it holds at once: a band of eight tiles.
 READ_BYTES_MAX = 16 << 20
 
 
@@ -37,9 +38,9 @@ class BlockJob:
     length: int
     first: int
 
-    def run(self, writer: ChunkWriter, buffer: memoryview) -> None:
+    def run(self, writer: ChunkWriter, scratch: Scratch) -> None:
         """Read and store."""
-        view = buffer[: self.length]
+        view = scratch.buffer[: self.length]
         self.file.source.read_into(self.offset, view)
         for number, at in enumerate(range(0, self.length, FILE_BLOCK_BYTES)):
             self.file.store(writer, self.target, self.first + number, view[at : at + FILE_BLOCK_BYTES])
@@ -54,15 +55,12 @@ class BandJob:
     base: int
     bands: tuple[Band, ...]
 
-    def run(self, writer: ChunkWriter, buffer: memoryview) -> None:
-        """Read the whole run at once, store its tiles."""
-        start = self.bands[0].offset
-        end = self.bands[-1].offset + self.bands[-1].length
-        view = buffer[: end - start]
-        self.file.source.read_into(self.base + start, view)
+    def run(self, writer: ChunkWriter, scratch: Scratch) -> None:
+        """Read band by band, and store its tiles while they are in the processor's cache."""
         for band in self.bands:
-            data = view[band.offset - start : band.offset - start + band.length]
-            for number, tile in enumerate(split_band(band, data)):
+            tiles, batches = scratch.take(band)
+            self.file.source.read_scattered(self.base + band.offset, batches)
+            for number, tile in enumerate(tiles):
                 self.file.store(writer, self.target, band.first + number, tile)
 
 
@@ -74,7 +72,7 @@ class GatherJob:
     target: _Target
     tensor: FoundTensor
 
-    def run(self, writer: ChunkWriter, buffer: memoryview) -> None:
+    def run(self, writer: ChunkWriter, scratch: Scratch) -> None:
         """Read the bytes that it spans, gather, store its tiles."""
         tensor = self.tensor
         flat = memoryview(gather(tensor, self.file.source.read_at(tensor.offset, span(tensor))))

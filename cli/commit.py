@@ -2,7 +2,6 @@
 
 import os
 import sys
-from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +65,8 @@ def command(
 
 def _remember(registry: "Registry", path: Path, result: "CommitResult", out: str, err: str) -> None:
     """Keep the answer that the same command would give next, if stamps can prove that nothing changed."""
+    from msgspec import structs
+
     from cairn.registry.formatfile import NAME as FORMAT_NAME
     from cairn.registry.names import entry_name
     from cairn.store.backends.posix import PosixBackend
@@ -74,8 +75,8 @@ def _remember(registry: "Registry", path: Path, result: "CommitResult", out: str
     if not isinstance(backend, PosixBackend) or key_file is None or not result.settled:
         return
     tree = result.tree
-    stamps = [(os.fsdecode(tree.absolute(node.path)), list(astuple(node.stamp))) for node in tree.nodes]
-    stamps.append((os.fsdecode(tree.root), list(astuple(tree.root_stamp))))
+    stamps = [(os.fsdecode(tree.absolute(node.path)), list(structs.astuple(node.stamp))) for node in tree.nodes]
+    stamps.append((os.fsdecode(tree.root), list(structs.astuple(tree.root_stamp))))
     for relied in (key_file, backend.root / FORMAT_NAME, *(backend.root / name for name in result.packs)):
         seen = memo.stamp(os.fspath(relied.absolute()))
         if seen is None:

@@ -1,6 +1,6 @@
 """What `cairn tag` and `cairn branch` share."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cairn.cli.opening import open_registry
 from cairn.cli.output import emit, emit_json, safe, table
@@ -8,8 +8,7 @@ from cairn.core.errors import RefMoved, UsageError
 from cairn.core.ids import short
 
 
-@dataclass(frozen=True, slots=True)
-class RefRequest:
+class RefRequest(NamedTuple):
     """Arguments of one call; `kind` is `tag` or `branch`."""
 
     kind: str

@@ -5,12 +5,11 @@ Folders follow the XDG base directory specification: *data* holds what must be b
 """
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """What the user's surroundings say; every field can be overridden by an argument."""
 
     store: str | None

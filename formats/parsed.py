@@ -1,7 +1,8 @@
 """What a parser finds in a file."""
 
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 TensorPath = tuple[str | int, ...]
 
@@ -14,8 +15,7 @@ class Source(Protocol):
     def read_at(self, offset: int, length: int) -> bytes: ...
 
 
-@dataclass(frozen=True, slots=True)
-class FoundTensor:
+class FoundTensor(msgspec.Struct, frozen=True):
     """One tensor of a file.
 
     Args:
@@ -35,8 +35,7 @@ class FoundTensor:
     swapped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedFile:
+class ParsedFile(msgspec.Struct, frozen=True):
     """The tensors of one file, in the order of the file's own listing.
 
     Args:
@@ -49,4 +48,4 @@ class ParsedFile:
     container: str
     tensors: tuple[FoundTensor, ...]
     ties: tuple[tuple[TensorPath, ...], ...] = ()
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()

@@ -1,7 +1,8 @@
 """Views of one run of elements: shape, strides and offset, all counted in elements (pure arithmetic)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from cairn.formats.parsed import FoundTensor
 from cairn.manifests.dtypes import nbytes

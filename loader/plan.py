@@ -6,7 +6,8 @@ vain stay within the amplification limit.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from cairn.core.errors import MissingData
 from cairn.core.ids import Digest, short
@@ -17,16 +18,14 @@ from cairn.store.fills import fill_of
 from cairn.store.index import Location
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """One chunk: its digest and its plaintext length in bytes."""
 
     digest: Digest
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(msgspec.Struct, frozen=True):
     """Chunks to be delivered together; `key` is the caller's."""
 
     key: int
@@ -38,8 +37,7 @@ class Group:
         return sum(chunk.length for chunk in self.chunks)
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(msgspec.Struct, frozen=True):
     """Bytes of one pack to fetch."""
 
     pack: int
@@ -47,8 +45,7 @@ class Range:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """Where a chunk of a group comes from: a range of the batch and the chunk's place in it; None for a fill."""
 
     wanted: Wanted
@@ -57,24 +54,21 @@ class Part:
     at: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True):
     """One group, part by part."""
 
     group: Group
     parts: tuple[Part, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """What one thread fetches and delivers at once."""
 
     ranges: tuple[Range, ...]
     deliveries: tuple[Delivery, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPlan:
+class ReadPlan(msgspec.Struct, frozen=True):
     """All batches, in the order of the packs."""
 
     batches: tuple[Batch, ...]

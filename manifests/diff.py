@@ -1,13 +1,13 @@
 """What changed between two checkpoints, by meaning."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from cairn.manifests.schema import FileEntry, Key, TensorEntry
 
 
-@dataclass(frozen=True, slots=True)
-class TensorChange:
+class TensorChange(msgspec.Struct, frozen=True):
     """One tensor that differs: what it was and is; `tiles_changed` of `tiles` where the grid is the same."""
 
     key: Key
@@ -27,8 +27,7 @@ class TensorChange:
         return "changed" if same_form else "reshaped"
 
 
-@dataclass(frozen=True, slots=True)
-class FileChange:
+class FileChange(msgspec.Struct, frozen=True):
     """One path that differs; `kind` is `added`, `removed`, `changed` (content) or `mode`."""
 
     path: bytes

@@ -5,8 +5,9 @@ The grid depends on dtype and shape alone, so the same state saved from any layo
 
 Rule 1, for a tensor of more than 1 MiB (smaller ones are one tile; types narrower than a byte are flat bytes):
 
-1. The last axis is cut in `c` equal parts, the largest of 8, 4, 2 that divides it, leaves rows of at least
-   2 KiB, and leaves tiles of at least 1 MiB after an 8-way cut of the rows.
+1. If the last axis is at least as long as the one to its left, it is cut in `c` equal parts, the largest of 8, 4, 2
+   that divides it, leaves rows of at least 2 KiB, and leaves tiles of at least 1 MiB after an 8-way cut of the
+   rows. (Tensor parallelism splits the longer axis of a matrix, sharding by rank always the first.)
 2. Going left from the last axis, whole axes join the tile while it stays within 2 MiB. The first that does not
    fit (else axis 0; the last axis itself if one row is over 2 MiB) is the *cut axis*; tiles have length 1 on
    the axes to its left.
@@ -19,9 +20,10 @@ its bytes are contiguous in the row-major tensor.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
+
+import msgspec
 
 from cairn.manifests.dtypes import BITS, nbytes
 
@@ -32,8 +34,7 @@ ROW_BYTES_MIN = 2 << 10
 _SPLITS = (8, 4, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(msgspec.Struct, frozen=True):
     """An axis-aligned area of a tensor, in elements."""
 
     offsets: tuple[int, ...]
@@ -60,8 +61,7 @@ class Box:
         return Box(starts, tuple(end - start for start, end in zip(starts, ends, strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
+class Band(msgspec.Struct, frozen=True):
     """A run of tiles that covers contiguous bytes of the row-major tensor.
 
     Args:
@@ -83,8 +83,7 @@ class Band:
         return self.length // self.rows
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(msgspec.Struct, frozen=True):
     """The tiles of one tensor: `edges[axis]` are the cut positions, first 0 and last the axis length."""
 
     shape: tuple[int, ...]
@@ -179,7 +178,7 @@ def grid(dtype: str, shape: tuple[int, ...]) -> Grid:
 
 def _columns(shape: tuple[int, ...], item: int, total: int) -> int:
     last = shape[-1]
-    if len(shape) < 2:
+    if len(shape) < 2 or last < shape[-2]:
         return 1
     for parts in _SPLITS:
         wide_enough = last % parts == 0 and last // parts * item >= ROW_BYTES_MIN

@@ -1,6 +1,6 @@
 """Comparing two checkpoints: only pages that they do not share are read."""
 
-from dataclasses import dataclass
+import msgspec
 
 from cairn.core.ids import CheckpointId, ContentId, Digest, ModelId
 from cairn.manifests.diff import FileChange, TensorChange, diff_files, diff_tensors
@@ -10,8 +10,7 @@ from cairn.registry.registry import Registry
 from cairn.store.crypto.components import ComponentClass
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(msgspec.Struct, frozen=True):
     """What differs between two checkpoints. `bytes_shared` are stored bytes of chunks and pages that both reach."""
 
     old: CheckpointId

@@ -9,14 +9,15 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from cairn.core.clock import Entropy
 from cairn.core.errors import IntegrityError, NotAllowed, ObjectExists, StorageError
 from cairn.core.ids import StoreId
 from cairn.store.crypto.signing import Identity
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(msgspec.Struct, frozen=True):
     """A log head seen: number of entries and Merkle root over them."""
 
     length: int

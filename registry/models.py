@@ -1,7 +1,5 @@
 """Models and refs by the names that people give them."""
 
-from dataclasses import dataclass
-
 import msgspec
 
 from cairn.core.canonical import decode, encode
@@ -29,8 +27,7 @@ class _NameTaken(Exception):
     """Another writer created the model first."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamedRef:
+class NamedRef(msgspec.Struct, frozen=True):
     """A ref with its opened name."""
 
     name: str
@@ -38,8 +35,7 @@ class NamedRef:
     checkpoint: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(msgspec.Struct, frozen=True):
     """One checkpoint of a history."""
 
     id: CheckpointId

@@ -5,7 +5,7 @@ format record exists there is no store, so an interrupted `init` leaves nothing 
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -120,7 +120,7 @@ def create_store(
         founding,
         identity.actor,
         Identity(secrets.recovery_seed).actor,
-        asdict(capabilities),
+        msgspec.structs.asdict(capabilities),
         SESSION_HEARTBEAT_SECONDS,
         SESSION_SILENCE_SECONDS,
     )

@@ -4,9 +4,9 @@ Order: packs (the caller's) -> index piece -> component roots, body, reachabilit
 The entry is the line that publishes: before it nothing has changed for anybody, after it the checkpoint is complete.
 """
 
-from dataclasses import dataclass
 from itertools import groupby
 
+import msgspec
 from blake3 import blake3
 
 from cairn.core.canonical import encode
@@ -29,8 +29,7 @@ from cairn.store.index import encode_piece
 FORMAT = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True):
     """A checkpoint that is about to be published.
 
     Args:

@@ -1,6 +1,6 @@
 """Selectors: `model`, `model@ref`, `model@step:4000`, `model@<id prefix>`; split at the last `@`."""
 
-from dataclasses import dataclass
+import msgspec
 
 from cairn.core.errors import IntegrityError, NotFoundError, UsageError
 from cairn.core.ids import ID_PREFIX_HEX_MIN, CheckpointId, ModelId, short
@@ -13,8 +13,7 @@ _STEP = "step:"
 _DIGITS_MAX = 19
 
 
-@dataclass(frozen=True, slots=True)
-class Selector:
+class Selector(msgspec.Struct, frozen=True):
     """A parsed selector: model name, and what is selected in it (a ref name, `step:N`, or an id prefix)."""
 
     model: str

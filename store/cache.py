@@ -13,10 +13,10 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import lmdb
+import msgspec
 
 from cairn.core.errors import StorageError
 from cairn.core.ids import ContentId
@@ -27,8 +27,7 @@ _LOCATION = struct.Struct("<IQI")
 _BOUND, _POSITION, _FOLD, _BAD = b"bound", b"position", b"fold", b"bad"
 
 
-@dataclass(frozen=True, slots=True)
-class CachedFold:
+class CachedFold(msgspec.Struct, frozen=True):
     """The fold as of a log position, in the registry's own (authenticated) encoding."""
 
     position: int

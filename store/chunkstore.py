@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from cairn.core.buffers import Buffer
 from cairn.core.clock import Entropy
 from cairn.core.errors import CairnError, IntegrityError, MissingData, ObjectNotFound, StorageError
@@ -45,8 +47,7 @@ class Index(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class WriteCounts:
+class WriteCounts(msgspec.Struct):
     """What a writer stored (new) and what was there already (reused). Bytes are plaintext; `bytes_stored` is sealed."""
 
     chunks_new: int = 0
@@ -63,18 +64,17 @@ class WriteCounts:
 
     def add(self, other: "WriteCounts") -> None:
         """Sum up."""
-        for name in self.__slots__:
+        for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-@dataclass(slots=True)
-class Written:
+class Written(msgspec.Struct):
     """What one save has put into packs so far; shared by its writers."""
 
-    packs: list[PackRef] = field(default_factory=list)
-    entries: list[PieceEntry] = field(default_factory=list)
-    relied: set[int] = field(default_factory=set)
-    counts: WriteCounts = field(default_factory=WriteCounts)
+    packs: list[PackRef] = msgspec.field(default_factory=list)
+    entries: list[PieceEntry] = msgspec.field(default_factory=list)
+    relied: set[int] = msgspec.field(default_factory=set)
+    counts: WriteCounts = msgspec.field(default_factory=WriteCounts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ Plaintext of a piece (sealed as INDEX_PIECE under K_index), little-endian:
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from cairn.core.errors import IntegrityError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, ContentId, SessionId, object_name
@@ -26,8 +27,7 @@ _HEAD = struct.Struct("<IIQ")
 _PACK = struct.Struct("<16s12sQ")
 
 
-@dataclass(frozen=True, slots=True)
-class PackRef:
+class PackRef(msgspec.Struct, frozen=True):
     """Name and size of a pack."""
 
     session: SessionId
@@ -45,8 +45,7 @@ class PackRef:
         return self.session + self.random
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+class Location(msgspec.Struct, frozen=True):
     """One place of a content id: number of the pack in the log's numbering, byte offset, stored length."""
 
     pack: int
@@ -54,8 +53,7 @@ class Location:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class PieceEntry:
+class PieceEntry(msgspec.Struct, frozen=True):
     """One line of a piece; `pack` counts in the piece's own table."""
 
     id: ContentId

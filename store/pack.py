@@ -14,7 +14,8 @@ footer lets the index be rebuilt; every byte of a pack belongs to something that
 """
 
 import struct
-from dataclasses import dataclass
+
+import msgspec
 
 from cairn.core.buffers import Buffer
 from cairn.core.clock import Entropy
@@ -32,8 +33,7 @@ _TRAILER = struct.Struct("<II8s")
 _RECORD = struct.Struct("<32sQI")
 
 
-@dataclass(frozen=True, slots=True)
-class PackedChunk:
+class PackedChunk(msgspec.Struct, frozen=True):
     """Where a sealed chunk lies in its pack: byte offset and stored length."""
 
     id: ContentId

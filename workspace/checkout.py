@@ -8,8 +8,9 @@ import os
 import shutil
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from cairn.core.errors import DestinationExists, IntegrityError, StorageError, StorageFull
 from cairn.core.ids import CheckpointId, ModelId
@@ -35,8 +36,7 @@ _PART_SUFFIX = ".cairn-partial"
 _SHOWN_MAX = 50
 
 
-@dataclass(frozen=True, slots=True)
-class CheckoutResult:
+class CheckoutResult(msgspec.Struct, frozen=True):
     """What a checkout wrote."""
 
     files: int
@@ -45,8 +45,7 @@ class CheckoutResult:
     requests: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True):
     """Where a group's bytes go: a file, an offset, and how the tiles of a band interleave."""
 
     path: bytes
@@ -54,12 +53,11 @@ class _Place:
     band: Band | None
 
 
-@dataclass(slots=True)
-class _Recipe:
+class _Recipe(msgspec.Struct):
     """What is to be written: groups to fetch with their places, and bytes that are at hand."""
 
-    groups: list[Group] = field(default_factory=list)
-    places: list[_Place] = field(default_factory=list)
+    groups: list[Group] = msgspec.field(default_factory=list)
+    places: list[_Place] = msgspec.field(default_factory=list)
 
     def add(self, chunks: Sequence[Wanted], place: _Place) -> None:
         """Add a group, unless it is all zeros: holes are zeros already."""

@@ -7,8 +7,10 @@ publish. Nothing is visible before the last step; interrupting earlier leaves up
 import mmap
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from cairn.core.canonical import encode
 from cairn.core.errors import BadName, IntegrityError, NotFoundError, UsageError
@@ -59,8 +61,7 @@ from cairn.workspace.tree import Node, Tree, scan
 _WORKER_BYTES = PACK_BYTES_TARGET + READ_BYTES_MAX
 
 
-@dataclass(frozen=True, slots=True)
-class CommitOptions:
+class CommitOptions(msgspec.Struct, frozen=True):
     """How to commit.
 
     Args:
@@ -76,8 +77,7 @@ class CommitOptions:
     codec: CodecPolicy = CodecPolicy.RAW
 
 
-@dataclass(frozen=True, slots=True)
-class CommitResult:
+class CommitResult(msgspec.Struct, frozen=True):
     """What a commit did. `counts` are of data chunks; bytes are plaintext unless named stored.
 
     Args:
@@ -94,14 +94,14 @@ class CommitResult:
     counts: WriteCounts
     manifest: WriteCounts
     warnings: tuple[str, ...]
-    tree: Tree = field(repr=False)
+    tree: Tree
     settled: bool
-    packs: tuple[str, ...] = field(repr=False)
+    packs: tuple[str, ...]
 
     def unchanged(self) -> "CommitResult":
         """What the same commit would say if it were repeated now."""
         counts, pages = self.counts, self.manifest
-        return replace(self, created=False, counts=counts.all_reused(), manifest=pages.all_reused())
+        return msgspec.structs.replace(self, created=False, counts=counts.all_reused(), manifest=pages.all_reused())
 
 
 def commit(

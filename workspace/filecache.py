@@ -6,8 +6,8 @@ written within that window of being read are not remembered.
 """
 
 import os
-from dataclasses import astuple
 
+import msgspec
 from blake3 import blake3
 
 from cairn.core.canonical import decode, encode
@@ -59,5 +59,5 @@ class FileCache:
             self._fresh = {}
 
     def _name(self, path: bytes, stamp: FileStamp) -> bytes:
-        facts = [_RULES_VERSION, self._opaque, os.path.abspath(path), *astuple(stamp)]
+        facts = [_RULES_VERSION, self._opaque, os.path.abspath(path), *msgspec.structs.astuple(stamp)]
         return blake3(encode(facts), key=self._key).digest()

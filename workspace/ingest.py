@@ -4,6 +4,8 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from cairn.core.limits import FILE_BLOCK_BYTES, INLINE_BYTES_MAX, READ_BYTES_TARGET
 from cairn.formats.parsed import FoundTensor, ParsedFile, TensorPath
 from cairn.manifests.dtypes import BITS, SWAP_BYTES, nbytes
@@ -20,16 +22,14 @@ from cairn.workspace.source import FileSource
 READ_BYTES_MAX = 16 << 20
 
 
-@dataclass(slots=True)
-class _Target:
+class _Target(msgspec.Struct):
     """Where digests of one tensor or literal run go."""
 
     digests: bytearray
     width: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class BlockJob:
+class BlockJob(msgspec.Struct, frozen=True):
     """Literal bytes `[offset, offset + length)`, cut in blocks; digests go to `first`, `first + 1`, ..."""
 
     file: "FileIngest"
@@ -46,8 +46,7 @@ class BlockJob:
             self.file.store(writer, self.target, self.first + number, view[at : at + FILE_BLOCK_BYTES])
 
 
-@dataclass(frozen=True, slots=True)
-class BandJob:
+class BandJob(msgspec.Struct, frozen=True):
     """A run of bands of one contiguous tensor that starts at file offset `base`."""
 
     file: "FileIngest"
@@ -64,8 +63,7 @@ class BandJob:
                 self.file.store(writer, self.target, band.first + number, tile)
 
 
-@dataclass(frozen=True, slots=True)
-class GatherJob:
+class GatherJob(msgspec.Struct, frozen=True):
     """A strided or byte-swapped tensor, put in row-major little-endian order in memory."""
 
     file: "FileIngest"

@@ -1,6 +1,6 @@
 """How a file is cut: which byte ranges are tensors, which are literal bytes. Pure."""
 
-from dataclasses import dataclass
+import msgspec
 
 from cairn.core.errors import BadInput
 from cairn.formats.parsed import FoundTensor, ParsedFile
@@ -10,8 +10,7 @@ from cairn.manifests.dtypes import nbytes
 STRIDED_SPAN_BYTES_MAX = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class TensorRange:
+class TensorRange(msgspec.Struct, frozen=True):
     """File bytes `[offset, offset + length)` are tensor number `tensor`, row-major."""
 
     tensor: int
@@ -19,16 +18,14 @@ class TensorRange:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class LiteralRange:
+class LiteralRange(msgspec.Struct, frozen=True):
     """File bytes that belong to no tensor."""
 
     offset: int
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class FileLayout:
+class FileLayout(msgspec.Struct, frozen=True):
     """A file as a sequence of ranges without gaps, and the tensors that are read beside them.
 
     Args:

@@ -4,15 +4,15 @@ import errno
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from cairn.core.errors import InputChanged, NotAllowed, StorageError
 from cairn.core.limits import RACY_WINDOW_COARSE_NS, RACY_WINDOW_NS
 from cairn.workspace.scatter import rest_of
 
 
-@dataclass(frozen=True, slots=True)
-class FileStamp:
+class FileStamp(msgspec.Struct, frozen=True):
     """What tells one version of a file from another."""
 
     device: int

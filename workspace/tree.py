@@ -7,8 +7,9 @@ one thing left out is a Cairn store that lies inside the tree (`.cairn/`, as a r
 
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from cairn.core.errors import BadInput, InputChanged, NotAllowed, NotFoundError
 from cairn.core.limits import SYMLINK_BYTES_MAX
@@ -20,8 +21,7 @@ PERMISSIONS = 0o777
 STORE_MARK = b'{"cairn store"'
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True):
     """One path of a tree: `path` relative, as bytes; `kind` is `file`, `folder` or `link`; `stamp` as of the scan."""
 
     path: bytes
@@ -32,8 +32,7 @@ class Node:
     target: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(msgspec.Struct, frozen=True):
     """A scanned tree. `root` is the folder that paths are relative to, or the one file of a single-file tree."""
 
     root: bytes

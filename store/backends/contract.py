@@ -15,8 +15,9 @@ and no segment starts with `.`: those are a backend's own (temporary files). No 
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from cairn.core.buffers import Buffer
 from cairn.core.errors import BadName
@@ -24,16 +25,14 @@ from cairn.core.errors import BadName
 _NAME = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,254}(/[a-z0-9_-][a-z0-9._-]{0,254})*", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(msgspec.Struct, frozen=True):
     """One listed object: its full name and its size in bytes."""
 
     name: str
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(msgspec.Struct, frozen=True):
     """What a backend can promise; measured at `init`, stored in the init entry."""
 
     exclusive_create: bool

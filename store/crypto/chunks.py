@@ -14,8 +14,8 @@ content is sealed anew only when it is stored twice by chance.
 """
 
 import struct
-from dataclasses import dataclass
 
+import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -33,8 +33,7 @@ OVERHEAD_BYTES = HEADER_BYTES + TAG_BYTES
 _HEADER = struct.Struct("<BBBBI32s12s")
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkHeader:
+class ChunkHeader(msgspec.Struct, frozen=True):
     """The cleartext facts of a sealed chunk; authenticated as additional data."""
 
     type: ContentType

@@ -10,8 +10,8 @@ from cairn.manifests.tiling import Band, grid
 from cairn.workspace.scatter import IOV_MAX, Scratch, rest_of, row_batches, tile_views
 from cairn.workspace.source import FileSource
 
-# Four columns of 2 KiB; 3 of 8 rows are too many for one call, and the last band is shorter than the others.
-SHAPE, ROW_BYTES = (4100, 4096), 8192
+# Eight columns of 2 KiB: too many pieces for one call; and bands of two heights.
+SHAPE, ROW_BYTES = (4100, 8192), 16384
 
 
 def bands() -> list[Band]:

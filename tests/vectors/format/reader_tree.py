@@ -163,7 +163,7 @@ def edges(shape: list[int], item: int) -> list[list[int]]:
     if total <= MIB:
         return [[0, length] if length else [0] for length in shape]
     columns = 1
-    for parts in (2, 4, 8) if last else ():
+    for parts in (2, 4, 8) if last and shape[last] >= shape[last - 1] else ():
         wide = shape[last] % parts == 0 and shape[last] // parts * item >= 2048
         columns = parts if wide and total >= 8 * parts * MIB else columns
     cut, unit = last, shape[last] // columns * item

@@ -59,32 +59,38 @@ def command(
         warnings = "".join(f"warning: {safe(warning)}\n" for warning in result.warnings)
         click.echo(warnings, err=True, nl=False)
         emit(_text(result, model, form))
-        if not always:
-            _remember(registry, path, result, _text(result.unchanged(), model, form) + "\n", warnings)
+        if not always and not warnings:
+            _remember(registry, path, result, _text(result.unchanged(), model, form) + "\n")
 
 
-def _remember(registry: "Registry", path: Path, result: "CommitResult", out: str, err: str) -> None:
+def _remember(registry: "Registry", path: Path, result: "CommitResult", out: str) -> None:
     """Keep the answer that the same command would give next, if stamps can prove that nothing changed."""
     from msgspec import structs
 
     from cairn.registry.formatfile import NAME as FORMAT_NAME
     from cairn.registry.names import entry_name
     from cairn.store.backends.posix import PosixBackend
+    from cairn.workspace.location import FOLDER, nearer_places
 
-    backend, key_file = registry.opened.backend, registry.opened.key_file
-    if not isinstance(backend, PosixBackend) or key_file is None or not result.settled:
+    backend, key_file, tree = registry.opened.backend, registry.opened.key_file, result.tree
+    arguments = sys.argv[1:]
+    named = [number for number, argument in enumerate(arguments) if Path(argument) == path]
+    odd_stores = any(os.path.basename(store) != os.fsencode(FOLDER) for store in tree.stores)
+    if not isinstance(backend, PosixBackend) or key_file is None or not named or odd_stores or not result.settled:
         return
-    tree = result.tree
-    stamps = [(os.fsdecode(tree.absolute(node.path)), list(structs.astuple(node.stamp))) for node in tree.nodes]
-    stamps.append((os.fsdecode(tree.root), list(structs.astuple(tree.root_stamp))))
+    seen = [(node.path.hex(), list(structs.astuple(node.stamp))) for node in (() if tree.single else tree.nodes)]
+    real = os.fsdecode(tree.root)
+    print_of_tree = memo.fingerprint(real, [("", list(structs.astuple(tree.root_stamp))), *seen])
+    stamps = []
     for relied in (key_file, backend.root / FORMAT_NAME, *(backend.root / name for name in result.packs)):
-        seen = memo.stamp(os.fspath(relied.absolute()))
-        if seen is None:
+        now = memo.stamp(os.fspath(relied.absolute()))
+        if now is None:
             return
-        stamps.append((os.fspath(relied.absolute()), seen))
+        stamps.append((os.fspath(relied.absolute()), now))
     length = registry.state.length
     entries = os.fspath(backend.root / entry_name(length - 1)), os.fspath(backend.root / entry_name(length))
-    memo.remember(sys.argv[1:], (os.fspath(path), os.fsdecode(tree.root)), entries, stamps, out, err)
+    nearer = [os.fspath(folder) for folder in nearer_places(Path.cwd(), backend.root)]
+    memo.remember(arguments, named[0], print_of_tree, entries, nearer, stamps, out)
 
 
 def _text(result: "CommitResult", model: str, form: str) -> str:

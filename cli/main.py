@@ -10,7 +10,7 @@ from cairn.cli.memo import recall
 def main() -> None:
     """Run the command line and exit."""
     arguments = sys.argv[1:]
-    code = recall(arguments) if arguments[:1] == ["commit"] else None
+    code = recall(arguments) if "commit" in arguments else None
     if code is None:
         # A command is over before looking for cycles pays.
         gc.set_threshold(100_000)

@@ -4,6 +4,8 @@
 ZIP_MAGIC = b"PK\x03\x04"
 # PROTO opcode and the protocols that torch.save writes; a non-zip torch file starts with it.
 PICKLE_MAGICS = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
+# What a tar archive has there: the oldest torch files, which the reader refuses by name.
+TAR_MAGIC, TAR_MAGIC_OFFSET = b"ustar", 257
 
 INDEX_SUFFIXES = (".safetensors.index.json", ".bin.index.json")
 # `.bin` and `.ckpt` name all kinds of files, so these suffixes say "perhaps".
@@ -15,7 +17,7 @@ def detect(name: str, head: bytes) -> str | None:
 
     Args:
         name: file name or path.
-        head: its first bytes, at least 4 where it has them.
+        head: its first bytes, at least 512 where it has them.
 
     Returns:
         `safetensors`, `safetensors-index`, `torch`, or `None`: a file to be stored as plain bytes.
@@ -25,6 +27,7 @@ def detect(name: str, head: bytes) -> str | None:
         return "safetensors-index"
     if lower.endswith(".safetensors"):
         return "safetensors"
-    if lower.endswith(TORCH_SUFFIXES) and head.startswith((ZIP_MAGIC, *PICKLE_MAGICS)):
+    is_tar = head[TAR_MAGIC_OFFSET:].startswith(TAR_MAGIC)
+    if lower.endswith(TORCH_SUFFIXES) and (is_tar or head.startswith((ZIP_MAGIC, *PICKLE_MAGICS))):
         return "torch"
     return None

@@ -7,6 +7,7 @@ Records of `<root>/`: `data.pkl`, `data/<key>` per storage, `byteorder` (torch 2
 from collections.abc import Iterator
 
 from cairn.core.limits import NAME_BYTES_MAX, PICKLE_BYTES_MAX, ZIP_INFLATED_BYTES_MAX
+from cairn.formats.detect import TAR_MAGIC, TAR_MAGIC_OFFSET
 from cairn.formats.lfs import refuse_lfs_pointer
 from cairn.formats.parsed import FoundTensor, ParsedFile, Source, TensorPath
 from cairn.formats.pickle_reader import read_pickle
@@ -25,7 +26,6 @@ TENSORS_MAX = 1_000_000
 WARNINGS_MAX = 100
 
 _LEGACY_PICKLE_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
-_TAR_MAGIC, _TAR_MAGIC_OFFSET = b"ustar", 257
 
 # A segment is what stands in the pickle: a str or int key, a list position, or a key of another kind.
 _Place = tuple[Value, ...]
@@ -64,6 +64,9 @@ def parse_torch(source: Source) -> ParsedFile:
     root = next(iter(archive.members)).split("/")[0] if archive.members else ""
     if f"{root}/data.pkl" not in archive.members:
         raise malformed("the zip archive has no record 'data.pkl' in its first folder; torch.save did not write it")
+    if archive.members[f"{root}/data.pkl"].compressed:
+        # A few bytes would stand for hundreds of megabytes of pickle; torch.save stores its records as they are.
+        raise malformed("record 'data.pkl' is compressed; torch never compresses")
     warnings = _Warnings()
     big_endian = _is_big_endian(archive, root, warnings)
     table = StorageTable()
@@ -82,7 +85,7 @@ def parse_torch(source: Source) -> ParsedFile:
 
 
 def _refuse_legacy(source: Source) -> None:
-    head = source.read_at(0, min(source.size, _TAR_MAGIC_OFFSET + len(_TAR_MAGIC)))
+    head = source.read_at(0, min(source.size, TAR_MAGIC_OFFSET + len(TAR_MAGIC)))
     if head.startswith(MEMBER_MAGIC):
         return
     if head.startswith(_LEGACY_PICKLE_MAGIC):
@@ -90,7 +93,7 @@ def _refuse_legacy(source: Source) -> None:
             "a legacy torch file (before 1.6, or _use_new_zipfile_serialization=False); only the zip format is parsed",
             hint="store it as plain bytes, or convert it on a trusted machine with torch.load and torch.save",
         )
-    if head[_TAR_MAGIC_OFFSET:] == _TAR_MAGIC:
+    if head[TAR_MAGIC_OFFSET:] == TAR_MAGIC:
         raise malformed(
             "a legacy tar torch file (before 0.1.11); its loader ran code from the file, so it is refused",
             hint="store it as plain bytes, or convert it on a machine that may be lost",

@@ -95,13 +95,30 @@ def write_private(path: Path, data: bytes) -> None:
         finally:
             os.close(descriptor)
         try:
-            os.link(temporary, path)
+            _name_exclusively(temporary, path, data)
         except FileExistsError:
             raise ObjectExists(f"{path} exists", hint="move it away first: it may be the only key of a store") from None
         finally:
             temporary.unlink()
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _name_exclusively(temporary: Path, path: Path, data: bytes) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # no hard links here: written under its own name, and removed if that fails
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, data)
+            os.fsync(descriptor)
+        except OSError:
+            path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
 
 
 def _read_identity(path: Path) -> Identity:

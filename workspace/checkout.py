@@ -5,7 +5,6 @@ half-written is ever seen at the destination. Order inside: folders, files (hole
 """
 
 import os
-import shutil
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,14 +25,12 @@ from cairn.registry.registry import Registry
 from cairn.store.fills import fill_of
 from cairn.workspace.casefold import check_names_fit
 from cairn.workspace.links import is_plain_path, link_stays_inside
+from cairn.workspace.partial import partial_folder
 from cairn.workspace.scatter import rest_of, row_batches
 from cairn.workspace.tree import PERMISSIONS
 
 # A worker holds the sealed ranges of a batch and the plaintext of a band.
 _WORKER_BYTES = READ_BYTES_TARGET + (16 << 20)
-_PART_SUFFIX = ".cairn-partial"
-# Signs of the destination's name that stand in the temporary one; a name has at most 255 bytes.
-_SHOWN_MAX = 50
 
 
 class CheckoutResult(msgspec.Struct, frozen=True):
@@ -85,18 +82,13 @@ def checkout(
     files = list(manifest.files())
     for entry in files:
         _check_entry(entry, manifest.what)
-    unique = registry.opened.entropy.token(6).hex()
-    partial = destination.with_name(f".{destination.name[:_SHOWN_MAX]}.{unique}{_PART_SUFFIX}")
     try:
-        destination.absolute().parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir(mode=0o700)
-        result = _Writer(manifest, os.fsencode(partial), progress).write(files)
-        _publish(partial, destination)
-        return result
+        with partial_folder(destination, registry.opened.entropy.token(6).hex()) as partial:
+            result = _Writer(manifest, os.fsencode(partial), progress).write(files)
+            _publish(partial, destination)
+            return result
     except OSError as error:
         raise _storage_error(error, destination) from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _check_destination(destination: Path) -> None:

@@ -50,6 +50,7 @@ from cairn.store.fills import fill_of
 from cairn.workspace.filecache import FileCache
 from cairn.workspace.ingest import READ_BYTES_MAX, FileIngest, Job
 from cairn.workspace.layout import lay_out
+from cairn.workspace.location import FOLDER
 from cairn.workspace.naming import choose_scopes, tensor_entries
 from cairn.workspace.parsing import OPAQUE, parse_file
 from cairn.workspace.record import FileRecord, chunks_of, record_bytes
@@ -318,9 +319,12 @@ class _Commit:
     def _result(
         self, tree: Tree, checkpoint: CheckpointId, model: ModelId, created: bool, tensors: list[TensorEntry]
     ) -> CommitResult:
-        warnings = tuple(
+        warnings = [
             f"{os.fsdecode(path)}: {text}" for path, record in sorted(self.records.items()) for text in record.warnings
-        )
+        ]
+        # Nobody wonders where a store under its usual name has gone, no more than about `.git`.
+        odd = [path for path in tree.stores if os.path.basename(path) != os.fsencode(FOLDER)]
+        warnings += [f"{os.fsdecode(path)}: left out, since it is a Cairn store" for path in odd]
         written, index = self.save.written, self.registry.index()
         packs = {index.pack(number).name for number in written.relied} | {pack.name for pack in written.packs}
         stamps = [tree.root_stamp, *(node.stamp for node in tree.nodes)]
@@ -333,7 +337,7 @@ class _Commit:
             bytes_logical=self._bytes_logical(),
             counts=written.counts,
             manifest=self.manifest,
-            warnings=warnings,
+            warnings=tuple(warnings),
             tree=tree,
             settled=all(stamp.is_settled(self.scanned_at_ns) for stamp in stamps),
             packs=tuple(sorted(packs)),

@@ -1,7 +1,8 @@
 """Where stores lie: a folder, the `.cairn/` in it, or a URL."""
 
+import os
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from cairn.core.errors import NotAStore, UsageError
 from cairn.store.backends.contract import Backend
@@ -23,6 +24,12 @@ def find_store(start: Path) -> str:
         f"no {FOLDER}/ in {start} or above it",
         hint="create a store with 'cairn init', or name one with --store or CAIRN_STORE",
     )
+
+
+def nearer_places(start: Path, store: Path) -> list[Path]:
+    """Where a store would have been found before `store`, none if `store` is not one that `find_store` finds."""
+    above = [folder / FOLDER for folder in (start, *start.parents)]
+    return above[: above.index(store)] if store in above else []
 
 
 def backend_at(location: str) -> Backend:
@@ -54,12 +61,15 @@ def local_path(location: str) -> Path:
     """
     if "://" not in location:
         return Path(location)
-    parts = urlsplit(location)
+    try:
+        parts = urlsplit(location)
+    except ValueError as error:
+        raise UsageError(f"{location!r} is not a URL: {error}", hint="write file:///absolute/path") from None
     if parts.scheme != "file":
         raise UsageError(
             f"stores at {parts.scheme}:// are not supported by this version", hint="use a folder or a file:// URL"
         )
-    path = unquote(parts.path)
+    path = os.fsdecode(unquote_to_bytes(parts.path))
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or not path.startswith("/"):
         raise UsageError("not a plain local file:// URL", hint="write file:///absolute/path")
     if ".." in path.split("/") or "\0" in path:

@@ -12,7 +12,7 @@ from cairn.workspace.source import FileSource
 
 OPAQUE = ParsedFile("", ())
 _HEAD_BYTES = 4096
-_HINT = "repair or replace the file, or commit with --opaque to keep all files as plain bytes"
+_HINT = "commit with --opaque to keep all files as plain bytes"
 
 
 def parse_file(source: FileSource, path: bytes, neighbours: set[bytes]) -> ParsedFile:
@@ -44,7 +44,8 @@ def parse_file(source: FileSource, path: bytes, neighbours: set[bytes]) -> Parse
             if missing:
                 raise BadInput(f"it names {len(missing)} shards that are not there, first {missing[0]!r}")
     except BadInput as error:
-        raise BadInput(f"{source.shown}: {error.message}", hint=error.hint or _HINT) from None
+        hint = f"{error.hint}, or {_HINT}" if error.hint else _HINT
+        raise BadInput(f"{source.shown}: {error.message}", hint=hint) from None
     if kind == "torch":
         from cairn.formats.torch_zip import parse_torch
 

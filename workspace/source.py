@@ -91,10 +91,17 @@ class FileSource:
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`."""
-        data = bytearray(length)
-        with memoryview(data) as view:
-            self.read_into(offset, view)
-        return bytes(data)
+        pieces: list[bytes] = []
+        while length:
+            try:
+                piece = os.pread(self._descriptor, length, offset)
+            except OSError as error:
+                raise StorageError(f"{self.shown} cannot be read: {error.strerror}") from None
+            if not piece:
+                raise self._changed()
+            pieces.append(piece)
+            offset, length = offset + len(piece), length - len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def next_data(self, offset: int) -> int:
         """First offset from `offset` on that may hold something but zeros; `size` if none."""

@@ -33,12 +33,18 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Tree(msgspec.Struct, frozen=True):
-    """A scanned tree. `root` is the folder that paths are relative to, or the one file of a single-file tree."""
+    """A scanned tree.
+
+    Args:
+        root: the folder that paths are relative to, or the one file of a single-file tree.
+        stores: Cairn stores in it, which are left out.
+    """
 
     root: bytes
     root_stamp: FileStamp
     nodes: tuple[Node, ...]
     single: bool = False
+    stores: tuple[bytes, ...] = ()
 
     def absolute(self, path: bytes) -> bytes:
         """Path on disk of a node."""
@@ -64,14 +70,15 @@ def scan(path: Path) -> Tree:
         return Tree(root, node.stamp, (node,), single=True)
     if _is_store(root):
         raise BadInput(f"{path} is a Cairn store itself", hint="name the folder whose files you want to commit")
+    nodes, stores = _scan_folder(root)
+    return Tree(root, FileStamp.of(status), tuple(sorted(nodes, key=lambda node: node.path)), stores=tuple(stores))
+
+
+def _scan_folder(root: bytes) -> tuple[list[Node], list[bytes]]:
+    """All nodes below a folder, and the stores left out; no recursion, since a path may hold two thousand folders."""
     nodes: list[Node] = []
-    _scan_folder(root, b"", nodes)
-    return Tree(root, FileStamp.of(status), tuple(sorted(nodes, key=lambda node: node.path)))
-
-
-def _scan_folder(root: bytes, top: bytes, nodes: list[Node]) -> None:
-    """Add all nodes below a folder; without recursion, since a path may hold two thousand folders."""
-    folders = [top]
+    stores: list[bytes] = []
+    folders = [b""]
     while folders:
         folder = folders.pop()
         try:
@@ -90,9 +97,11 @@ def _scan_folder(root: bytes, top: bytes, nodes: list[Node]) -> None:
             node = _node(os.path.join(root, path), path, status)
             if node.kind == "folder":
                 if _is_store(os.path.join(root, path)):
+                    stores.append(path)
                     continue
                 folders.append(path)
             nodes.append(node)
+    return nodes, stores
 
 
 def _is_store(folder: bytes) -> bool:

@@ -28,13 +28,12 @@ from cairn.core.clock import Entropy, SystemEntropy
 from cairn.core.errors import (
     AnswerLost,
     BadName,
-    NotAllowed,
     ObjectExists,
     ObjectNotFound,
     StorageError,
-    StorageFull,
 )
 from cairn.store.backends.contract import Capabilities, Listed, check_name
+from cairn.store.backends.posix_errors import failures
 
 _TEMPORARY_PREFIX = ".tmp-"
 # One call of writev takes this many parts.
@@ -53,21 +52,6 @@ _TEMPORARY_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_EXCLUSIVE_RENAME = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _RENAME_NOREPLACE = 1
-
-_FREE = "free space, inodes or quota where the store is, then repeat"
-_ENLARGE = "nothing needs to be freed: raise the limit on file sizes (`ulimit -f`), then repeat"
-_ASK = "ask the store's owner for the right, or use another account"
-_UNLINK = "an object is a plain file: find out who put a symbolic link in its place, and remove it"
-# Which error an error number becomes, and the next step; all others are plain storage errors.
-_MEANINGS: dict[int | None, tuple[type[StorageError | NotAllowed], str]] = {
-    errno.ENOSPC: (StorageFull, _FREE),
-    errno.EDQUOT: (StorageFull, _FREE),
-    errno.EFBIG: (StorageFull, _ENLARGE),
-    errno.EACCES: (NotAllowed, _ASK),
-    errno.EPERM: (NotAllowed, _ASK),
-    errno.EROFS: (NotAllowed, _ASK),
-    errno.ELOOP: (StorageError, _UNLINK),
-}
 
 
 @dataclass(slots=True)
@@ -106,7 +90,15 @@ class PosixBackend:
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
         folder_path, leaf = os.path.split(self._path(name))
         pieces = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
-        with _failures("create", name), self._temporary(folder_path) as temporary:
+        with failures("create", name):
+            for _ in range(_RACES_MAX):
+                # Not found: where locks exclude nobody, another host may take the file for a dead writer's.
+                with suppress(FileNotFoundError):
+                    return self._create(folder_path, leaf, name, pieces)
+            raise OSError(errno.ENOENT, "its temporary file is removed again each time it is made")
+
+    def _create(self, folder_path: str, leaf: str, name: str, pieces: Sequence[memoryview]) -> None:
+        with self._temporary(folder_path) as temporary:
             folder = temporary.folder
             _write_all(temporary.file, pieces)
             os.fsync(temporary.file)
@@ -152,7 +144,7 @@ class PosixBackend:
     def delete(self, name: str) -> None:
         folder_path, leaf = os.path.split(self._path(name))
         absent = suppress(FileNotFoundError, NotADirectoryError)
-        with _failures("delete", name), absent, self._folder(folder_path) as folder:
+        with failures("delete", name), absent, self._folder(folder_path) as folder:
             os.unlink(leaf, dir_fd=folder)
             _sync_changed_folder(folder, "delete", name)
 
@@ -190,8 +182,8 @@ class PosixBackend:
         """
         sizes: dict[str, int] = {}
         path = f"{self._root}/{prefix}".rstrip("/")
-        failures, absent = _failures("list", prefix or "the store"), suppress(FileNotFoundError, NotADirectoryError)
-        with failures, absent, self._folder(path) as folder, os.scandir(folder) as entries:
+        during, absent = failures("list", prefix or "the store"), suppress(FileNotFoundError, NotADirectoryError)
+        with during, absent, self._folder(path) as folder, os.scandir(folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError, BadName):
                     if not entry.name.startswith(_TEMPORARY_PREFIX) or entry.is_dir(follow_symlinks=False):
@@ -206,7 +198,7 @@ class PosixBackend:
     def _object(self, name: str) -> Iterator[tuple[int, int]]:
         """An open object: its file and its size."""
         path = self._path(name)
-        with _failures("read", name), ExitStack() as stack:
+        with failures("read", name), ExitStack() as stack:
             try:
                 try:
                     file = stack.enter_context(_opened(path, _OBJECT_FLAGS))
@@ -388,13 +380,3 @@ def _opened(path: str, flags: int, folder: int | None = None) -> Iterator[int]:
         # What matters is fsynced by now, so a late error says nothing new.
         with suppress(OSError):
             os.close(file)
-
-
-@contextmanager
-def _failures(action: str, name: str) -> Iterator[None]:
-    """Turn what the system says into the contract's errors; messages name the object, never the path."""
-    try:
-        yield
-    except OSError as error:
-        kind, hint = _MEANINGS.get(error.errno, (StorageError, ""))
-        raise kind(f"cannot {action} {name}: {error.strerror}; nothing was changed", hint=hint) from error

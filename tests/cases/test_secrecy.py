@@ -68,7 +68,6 @@ def test_X08_nothing_stored_shows_a_name_a_word_or_content(shell: Shell, options
     assert not windows & seen, "content stands in the store as it is"
 
 
-@pytest.mark.xfail(reason="BUG: remembered answers keep arguments and paths in the clear", strict=True)
 def test_X08_the_cache_shows_no_name_without_a_key(shell: Shell) -> None:
     tree = secret_tree(shell)
     for _ in range(2):

@@ -110,6 +110,5 @@ def test_X23_a_refused_file_can_be_kept_as_bytes_on_request(shell: Shell) -> Non
     assert snapshot(shell.back()) == snapshot(tree)
 
 
-@pytest.mark.xfail(reason="BUG: the parser's own next step hides the one that names the option", strict=True)
 def test_X23_the_next_step_names_the_option(shell: Shell) -> None:
     assert "--opaque" in shell.refused({"m.safetensors": header(shape=[2])})

@@ -24,11 +24,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize("url", PLACES, ids=ascii)
-def test_X34_an_address_that_is_more_than_a_place_is_refused(
-    shell: Shell, url: str, request: pytest.FixtureRequest
-) -> None:
-    if "[" in url or "]" in url or "\u2100" in url:
-        request.applymarker(pytest.mark.xfail(reason="BUG: ValueError of urlsplit", strict=True))
+def test_X34_an_address_that_is_more_than_a_place_is_refused(shell: Shell, url: str) -> None:
     url = url.format(str(shell.folder)[1:])
     seen = {path for path in stored(shell.folder.parent) if "cache" not in path}
     for command in (["init", url], ["--store", url, "ls"], ["--store", url, "verify"]):

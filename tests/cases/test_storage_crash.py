@@ -177,7 +177,6 @@ def test_D17_a_live_writers_upload_is_not_reclaimed(shell: Shell, draw: random.R
         alive.communicate()
 
 
-@pytest.mark.xfail(reason="BUG: nobody reclaims the partial folder of a killed checkout", strict=True)
 def test_D17_killed_checkouts_do_not_fill_the_disk(shell: Shell, draw: random.Random) -> None:
     shell.commit({"a.bin": noise(draw, MIB)})
     target = shell.fresh("room")

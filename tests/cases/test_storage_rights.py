@@ -185,7 +185,6 @@ def test_D23_a_store_is_made_without_links(shell: Shell) -> None:
     shell.spawn("--store", place, "commit", shell.tree(FILES), "m", env=env)
 
 
-@pytest.mark.xfail(reason="BUG: key file and identity are published by link only", strict=True)
 @pytest.mark.parametrize("code", ["EPERM", "ENOTSUP", "ENOSYS", "EMLINK"])
 def test_D23_a_home_needs_no_links(shell: Shell, code: str) -> None:
     home, refuse = shell.fresh("home"), NO_LINKS.format(code=code)
@@ -257,9 +256,6 @@ def test_D28_an_entry_that_comes_just_now_is_no_hole(shell: Shell) -> None:
     assert [tag["name"] for tag in shell("tag", "--json", "m").json] == ["ours", "theirs"]
 
 
-@pytest.mark.xfail(
-    reason="BUG: where locks always succeed, a live writer's upload passes for a dead one's", strict=True
-)
 def test_D28_writers_do_not_hinder_each_other_where_locks_lock_nothing(shell: Shell) -> None:
     """One writer has written its pack and is about to give it a name when another starts."""
     shell.commit({"a": b"0"})

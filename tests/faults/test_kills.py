@@ -42,7 +42,13 @@ class Shell:
         """Begin a command."""
         command = [sys.executable, "-m", "cairn", *map(str, arguments)]
         return subprocess.Popen(
-            command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # What starts the tests may ignore interrupts (a shell's background job does), and that is inherited.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, *arguments: object) -> float:

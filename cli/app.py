@@ -1,7 +1,9 @@
 """The `cairn` command: finds a subcommand, runs it, turns errors into exit codes."""
 
 import os
+import signal
 import sys
+import threading
 from importlib import import_module
 
 import click
@@ -37,9 +39,20 @@ def cairn() -> None:
     """
 
 
+def _end_in_order_on_sigterm() -> None:
+    """Treat a scheduler's SIGTERM as an interrupt, so that sessions and temporary files go."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, interrupt)
+
+
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     try:
+        _end_in_order_on_sigterm()
         code = cairn.main(args=arguments, prog_name="cairn", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else exits.OK
@@ -52,7 +65,7 @@ def run(arguments: list[str] | None = None) -> int:
         error.show()
         return exits.USAGE
     except (KeyboardInterrupt, click.Abort):
-        note("interrupted: what was committed before is intact; run the command again to do the rest")
+        note("interrupted: what was committed before is intact, and the rest is not visible; run the command again")
         return exits.INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away; keep the interpreter from complaining at exit.

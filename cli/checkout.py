@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from cairn.cli.opening import open_registry, store_options
+from cairn.cli.opening import PlainPath, open_registry, store_options
 from cairn.cli.output import emit, emit_json, safe, size
 from cairn.cli.progress import ProgressBar
 from cairn.core.ids import short
@@ -12,7 +12,7 @@ from cairn.core.ids import short
 
 @click.command()
 @click.argument("selector", metavar="MODEL[@REF]")
-@click.argument("destination", type=click.Path(path_type=Path), metavar="DEST")
+@click.argument("destination", type=PlainPath(path_type=Path), metavar="DEST")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the checkpoint id only.")
 @store_options

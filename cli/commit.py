@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cairn.cli import memo
-from cairn.cli.opening import open_registry, store_options
-from cairn.cli.output import emit, json_text, safe, size
+from cairn.cli.opening import PlainPath, open_registry, store_options
+from cairn.cli.output import emit, json_text, note, safe, size
 from cairn.cli.progress import ProgressBar
 from cairn.core.ids import short
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PlainPath(path_type=Path))
 @click.argument("model", metavar="MODEL[@BRANCH]")
 @click.option("--step", type=click.IntRange(min=0), help="Training step of the checkpoint.")
 @click.option("-m", "--message", default="", help="What is in it.")
@@ -56,11 +56,11 @@ def command(
     form = "json" if as_json else "id" if quiet else "text"
     with open_registry() as registry, ProgressBar(quiet or as_json) as progress:
         result = commit(registry, path, selector.model, options, progress)
-        warnings = "".join(f"warning: {safe(warning)}\n" for warning in result.warnings)
-        click.echo(warnings, err=True, nl=False)
-        emit(_text(result, model, form))
-        if not always and not warnings:
-            _remember(registry, path, result, _text(result.unchanged(), model, form) + "\n")
+    for warning in result.warnings:
+        note(f"warning: {safe(warning)}")
+    emit(_text(result, model, form))
+    if not always and not result.warnings:
+        _remember(registry, path, result, _text(result.unchanged(), model, form) + "\n")
 
 
 def _remember(registry: "Registry", path: Path, result: "CommitResult", out: str) -> None:

@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+class PlainPath(click.Path):
+    """A path; an empty one, as an unset variable gives, is refused and does not mean the working folder."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """Parse."""
+        if value == "":
+            self.fail("a path cannot be empty", parameter, context)
+        return super().convert(value, parameter, context)
+
+
 @dataclass(slots=True)
 class StoreChoice:
     """What the options say about the store."""

@@ -28,7 +28,10 @@ class ProgressBar:
         with self._lock:
             self._stage, self._total, self._done = name, bytes_total or 0, 0
             self._began = time.perf_counter()
-            if self._bar is not None:
+            if self._bar is not None and bytes_total is None:
+                self._bar.stop()
+                self._bar = None
+            elif self._bar is not None:
                 self._bar.reset(self._task, description=name, total=bytes_total)
 
     def advance(self, bytes_done: int) -> None:

@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 from cairn.cli.opening import open_registry
 from cairn.cli.output import emit, emit_json, safe, table
-from cairn.core.errors import RefMoved, UsageError
+from cairn.core.errors import RefMoved, RefusedError, UsageError
 from cairn.core.ids import short
+from cairn.registry.names import MAIN
 
 
 class RefRequest(NamedTuple):
@@ -45,6 +46,8 @@ def _list(request: RefRequest) -> None:
 
 
 def _delete(request: RefRequest, name: str) -> None:
+    if name == MAIN and not request.force:
+        raise RefusedError(f"{MAIN!r} is the default branch", hint="remove it with --delete --force if you mean it")
     from cairn.registry.models import delete_ref, find_model
     from cairn.registry.selectors import parse_selector
 
@@ -55,14 +58,19 @@ def _delete(request: RefRequest, name: str) -> None:
 
 
 def _move(request: RefRequest, name: str) -> None:
-    from cairn.registry.models import move_ref, ref_value
+    from cairn.registry.models import move_ref, ref_kind, ref_value
     from cairn.registry.names import check_ref_name
     from cairn.registry.selectors import resolve
 
     check_ref_name(name)
     with open_registry() as registry:
         model, target = resolve(registry, request.selector)
-        current = ref_value(registry, model, name)
+        current, kind = ref_value(registry, model, name), ref_kind(registry, model, name)
+        if kind not in (None, request.kind):
+            raise RefMoved(
+                f"{name!r} is a {kind}; tags and branches share their names",
+                hint=f"choose another name, or remove it with 'cairn {kind} MODEL NAME --delete'",
+            )
         if current is not None and not request.force:
             raise RefMoved(
                 f"{request.kind} {name!r} exists and points to {short(current)}", hint="move it with --force"

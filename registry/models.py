@@ -6,7 +6,6 @@ from cairn.core.canonical import decode, encode
 from cairn.core.errors import NotFoundError, RefMoved
 from cairn.core.ids import CheckpointId, ModelId, short
 from cairn.registry.entries import ModelCreate, RefDelete, RefMove
-from cairn.registry.fold import BRANCH
 from cairn.registry.modelkeys import create_model_keys
 from cairn.registry.names import LATEST, MAIN, check_model_name, check_ref_name, model_tag, ref_tag
 from cairn.registry.registry import Registry
@@ -174,7 +173,7 @@ def history(registry: Registry, model: ModelId, tip: CheckpointId | None, number
     return lines
 
 
-def is_branch(registry: Registry, model: ModelId, name: str) -> bool:
-    """Whether a name is free or a branch."""
+def ref_kind(registry: Registry, model: ModelId, name: str) -> str | None:
+    """What a name is in a model: `branch`, `tag`, or None if it is free."""
     ref = registry.state.models[model].refs.get(ref_tag(registry.opened.secrets.k_log, model, name))
-    return ref is None or ref.kind == BRANCH
+    return ref.kind if ref else None

@@ -255,7 +255,7 @@ class Registry:
         if head.length > length:
             raise IntegrityError(
                 f"the log has {length} entries, but this user has seen {head.length}: the store was rolled back",
-                hint="restore the missing log entries from a copy of the store",
+                hint="restore the missing log entries from a copy; docs/operations.md tells how to settle on this one",
             )
         if self._state.damaged_from is not None:
             return

@@ -76,5 +76,5 @@ def _by_prefix(registry: Registry, model: ModelId, selector: Selector) -> Checkp
             raise NotFoundError(f"id prefix {prefix} fits {len(found)} checkpoints", hint="write more digits")
     raise NotFoundError(
         f"model {selector.model!r} has no ref or checkpoint {selector.revision[:80]!r}",
-        hint="'cairn branch MODEL' and 'cairn tag MODEL' list refs, 'cairn log MODEL' lists checkpoints",
+        hint="'cairn branch MODEL' and 'cairn tag MODEL' list refs, 'cairn log MODEL' ids; 4 digits of one will do",
     )

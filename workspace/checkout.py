@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.errors import DestinationExists, IntegrityError, StorageError, StorageFull
+from cairn.core.errors import DestinationExists, IntegrityError, RefusedError, StorageError, StorageFull
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import FILE_BLOCK_BYTES, MEMORY_BUDGET_BYTES, READ_BYTES_TARGET, TENSOR_BYTES_MAX
 from cairn.core.progress import Progress, Silent
@@ -27,7 +27,7 @@ from cairn.workspace.casefold import check_names_fit
 from cairn.workspace.links import is_plain_path, link_stays_inside
 from cairn.workspace.partial import partial_folder
 from cairn.workspace.scatter import rest_of, row_batches
-from cairn.workspace.tree import PERMISSIONS
+from cairn.workspace.tree import PERMISSIONS, is_store
 
 # A worker holds the sealed ranges of a batch and the plaintext of a band.
 _WORKER_BYTES = READ_BYTES_TARGET + (16 << 20)
@@ -77,6 +77,9 @@ def checkout(
     destination = Path(os.path.abspath(destination))  # `.` has no name
     if destination == Path.cwd():
         raise DestinationExists("the working folder cannot be replaced", hint="name a new folder in it")
+    inside = next((folder for folder in destination.parents if is_store(os.fsencode(folder))), None)
+    if inside is not None:
+        raise RefusedError(f"{destination} lies inside the store {inside}", hint="name a destination outside of it")
     _check_destination(destination)
     manifest = CheckpointManifest(registry, model, checkpoint)
     files = list(manifest.files())

@@ -37,7 +37,8 @@ from cairn.manifests.schema import (
     TensorPage,
 )
 from cairn.registry.checkpoint import CheckpointManifest
-from cairn.registry.models import CommitMeta, ensure_model, find_model, is_branch, open_meta, ref_value
+from cairn.registry.fold import TAG
+from cairn.registry.models import CommitMeta, ensure_model, find_model, open_meta, ref_kind, ref_value
 from cairn.registry.names import MAIN, check_model_name, check_ref_name
 from cairn.registry.publish import Draft, publish
 from cairn.registry.registry import Registry
@@ -152,8 +153,8 @@ class _Commit:
         model = self._existing_model()
         expected = None
         if model is not None:
-            if not is_branch(registry, model, self.options.branch):
-                raise BadName(f"{self.options.branch!r} is a tag: a commit moves a branch")
+            if ref_kind(registry, model, self.options.branch) == TAG:
+                raise BadName(f"{self.options.branch!r} is a tag: a commit moves a branch", hint="name a branch")
             expected = ref_value(registry, model, self.options.branch)
         self.scanned_at_ns = registry.opened.clock.wall_ns()
         tree = scan(self.path)
@@ -220,7 +221,7 @@ class _Commit:
             source = FileSource(path, os.fsdecode(node.path))
             # What an index says holds only together with its neighbours.
             fixed = cache is not None and not os.fsdecode(node.path).lower().endswith(INDEX_SUFFIXES)
-            record = cache.get(path, source.stamp) if cache is not None and fixed else None
+            record = cache.get(node.path, path, source.stamp) if cache is not None and fixed else None
             if record is not None and self._known(record):
                 source.close()
                 self.records[node.path] = record
@@ -253,7 +254,7 @@ class _Commit:
     def _remember(self, tree: Tree, model: ModelId) -> None:
         cache = FileCache(self.registry, model, self.options.opaque)
         for path, ingest, started in self.unread:
-            cache.remember(tree.absolute(path), ingest.source.stamp, started, self.records[path])
+            cache.remember(path, tree.absolute(path), ingest.source.stamp, started, self.records[path])
         cache.save()
 
     # --- manifest ------------------------------------------------------------------------------

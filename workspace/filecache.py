@@ -32,9 +32,14 @@ class FileCache:
         self._key = registry.model_keys(model).cache_key(ComponentClass.FILES)
         self._fresh: dict[bytes, bytes] = {}
 
-    def get(self, path: bytes, stamp: FileStamp) -> FileRecord | None:
-        """The record of a file that has not changed since, if it is known."""
-        sealed = self._registry.cache.get_file(self._name(path, stamp))
+    def get(self, name: bytes, path: bytes, stamp: FileStamp) -> FileRecord | None:
+        """The record of a file that has not changed since, if it is known.
+
+        Args:
+            name: what it was called when it was parsed; a link may give one file several names.
+            path: where it lies.
+        """
+        sealed = self._registry.cache.get_file(self._key_of(name, path, stamp))
         if sealed is None:
             return None
         opened = self._registry.opened
@@ -44,13 +49,13 @@ class FileCache:
         except IntegrityError:
             return None
 
-    def remember(self, path: bytes, stamp: FileStamp, read_at_ns: int, record: FileRecord) -> None:
+    def remember(self, name: bytes, path: bytes, stamp: FileStamp, read_at_ns: int, record: FileRecord) -> None:
         """Note a record; `read_at_ns` is when its reading began."""
         if stamp.is_settled(read_at_ns):
             opened = self._registry.opened
             plain = encode(record)
             sealed = seal_object(self._key, opened.store, ObjectKind.CACHE, plain, opened.entropy)
-            self._fresh[self._name(path, stamp)] = sealed
+            self._fresh[self._key_of(name, path, stamp)] = sealed
 
     def save(self) -> None:
         """Write what was noted."""
@@ -58,6 +63,7 @@ class FileCache:
             self._registry.cache.put_files(self._fresh)
             self._fresh = {}
 
-    def _name(self, path: bytes, stamp: FileStamp) -> bytes:
-        facts = [_RULES_VERSION, self._opaque, os.path.abspath(path), *msgspec.structs.astuple(stamp)]
+    def _key_of(self, name: bytes, path: bytes, stamp: FileStamp) -> bytes:
+        place = os.path.basename(name), os.path.abspath(path)
+        facts = [_RULES_VERSION, self._opaque, *place, *msgspec.structs.astuple(stamp)]
         return blake3(encode(facts), key=self._key).digest()

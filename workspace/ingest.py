@@ -18,6 +18,8 @@ from cairn.workspace.record import BLOCKS_PER_SEGMENT, FileRecord, TensorRecord
 from cairn.workspace.scatter import Scratch
 from cairn.workspace.source import FileSource
 
+# Tensors that hold so many times the bytes of their file are worth a word: each is stored for itself.
+_AMPLIFICATION_TOLD = 2
 # Largest run of bands that makes one job, and most bytes that it holds at once: a band of eight tiles.
 READ_BYTES_MAX = 16 << 20
 
@@ -193,6 +195,9 @@ class FileIngest:
             if number not in layout.skipped
         ]
         warnings = list(self.parsed.warnings)
+        told = [nbytes(one.dtype, one.shape) for n, one in enumerate(self.parsed.tensors) if n not in layout.shared]
+        if sum(told) > max(_AMPLIFICATION_TOLD * self.source.size, 1 << 20):
+            warnings.append(f"views of shared memory: {sum(told)} bytes of tensors in {self.source.size} of file")
         if layout.skipped:
             names = ", ".join(str(self.parsed.tensors[number].path) for number in layout.skipped[:5])
             warnings.append(

@@ -30,14 +30,16 @@ def partial_folder(destination: Path, unique: str) -> Iterator[Path]:
     destination.parent.mkdir(parents=True, exist_ok=True)
     _remove_dead(destination.parent, stem)
     folder = destination.with_name(f"{stem}{unique}{_SUFFIX}")
-    folder.mkdir(mode=0o700)
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    lock = -1
     try:
+        folder.mkdir(mode=0o700)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with suppress(OSError):  # without locks nothing is ever taken for dead
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield folder
     finally:
-        os.close(lock)
+        if lock >= 0:
+            os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -62,13 +62,13 @@ def scan(path: Path) -> Tree:
     try:
         status = os.stat(root)
     except FileNotFoundError:
-        raise NotFoundError(f"there is nothing at {path}") from None
+        raise NotFoundError(f"there is nothing at {path}", hint="check the path; it stands before the model") from None
     except OSError as error:
         raise NotAllowed(f"{path} cannot be read: {error.strerror}") from None
     if not stat.S_ISDIR(status.st_mode):
         node = _node(root, os.path.basename(os.path.abspath(os.fsencode(path))), status)
         return Tree(root, node.stamp, (node,), single=True)
-    if _is_store(root):
+    if is_store(root):
         raise BadInput(f"{path} is a Cairn store itself", hint="name the folder whose files you want to commit")
     nodes, stores = _scan_folder(root)
     return Tree(root, FileStamp.of(status), tuple(sorted(nodes, key=lambda node: node.path)), stores=tuple(stores))
@@ -96,7 +96,7 @@ def _scan_folder(root: bytes) -> tuple[list[Node], list[bytes]]:
                 ) from None
             node = _node(os.path.join(root, path), path, status)
             if node.kind == "folder":
-                if _is_store(os.path.join(root, path)):
+                if is_store(os.path.join(root, path)):
                     stores.append(path)
                     continue
                 folders.append(path)
@@ -104,7 +104,8 @@ def _scan_folder(root: bytes) -> tuple[list[Node], list[bytes]]:
     return nodes, stores
 
 
-def _is_store(folder: bytes) -> bool:
+def is_store(folder: bytes) -> bool:
+    """Whether a folder is itself a store."""
     try:
         # Without O_NONBLOCK, a pipe of that name would wait for its writer.
         file = os.open(os.path.join(folder, b"format"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -12,7 +12,7 @@ from cairn import __version__
 from cairn.cli import exits
 from cairn.cli.opening import store_options
 from cairn.cli.output import note, safe
-from cairn.core.errors import CairnError
+from cairn.core.errors import CairnError, UsageError
 
 # In the order of `cairn --help`: each is a module of this package with a command of the same name.
 COMMANDS = ("init", "commit", "checkout", "ls", "log", "show", "diff", "tag", "branch", "verify", "stats")
@@ -49,10 +49,18 @@ def _end_in_order_on_sigterm() -> None:
         signal.signal(signal.SIGTERM, interrupt)
 
 
+def _check_working_folder() -> None:
+    try:
+        os.getcwd()
+    except OSError:
+        raise UsageError("the working folder does not exist any more", hint="change to another folder") from None
+
+
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     try:
         _end_in_order_on_sigterm()
+        _check_working_folder()
         code = cairn.main(args=arguments, prog_name="cairn", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else exits.OK
@@ -67,7 +75,14 @@ def run(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         note("interrupted: what was committed before is intact, and the rest is not visible; run the command again")
         return exits.INTERRUPTED
+    except (MemoryError, RuntimeError) as error:
+        note(f"error: the system has no room for it: {error}")
+        note("next:  allow more memory or threads (ulimit -v, ulimit -u) and run the command again")
+        return exits.ERROR
     except BrokenPipeError:
         # The reader of our output went away; keep the interpreter from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return exits.ERROR
+    except OSError as error:
+        note(f"error: {safe(str(error))}")
         return exits.ERROR

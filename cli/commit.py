@@ -11,6 +11,7 @@ from cairn.cli import memo
 from cairn.cli.opening import PlainPath, open_registry, store_options
 from cairn.cli.output import emit, json_text, note, safe, size
 from cairn.cli.progress import ProgressBar
+from cairn.core.errors import StorageError
 from cairn.core.ids import short
 
 if TYPE_CHECKING:
@@ -58,7 +59,11 @@ def command(
         result = commit(registry, path, selector.model, options, progress)
     for warning in result.warnings:
         note(f"warning: {safe(warning)}")
-    emit(_text(result, model, form))
+    try:
+        emit(_text(result, model, form))
+    except OSError as error:
+        done = f"committed as {result.checkpoint.hex()}"
+        raise StorageError(f"{done}, but that cannot be printed: {error.strerror}") from None
     if not always and not result.warnings:
         _remember(registry, path, result, _text(result.unchanged(), model, form) + "\n")
 
@@ -70,6 +75,7 @@ def _remember(registry: "Registry", path: Path, result: "CommitResult", out: str
     from cairn.registry.formatfile import NAME as FORMAT_NAME
     from cairn.registry.names import entry_name
     from cairn.store.backends.posix import PosixBackend
+    from cairn.workspace.commit import objects_behind
     from cairn.workspace.location import FOLDER, nearer_places
 
     backend, key_file, tree = registry.opened.backend, registry.opened.key_file, result.tree
@@ -82,12 +88,14 @@ def _remember(registry: "Registry", path: Path, result: "CommitResult", out: str
     real = os.fsdecode(tree.root)
     print_of_tree = memo.fingerprint(real, [("", list(structs.astuple(tree.root_stamp))), *seen])
     stamps = []
-    for relied in (key_file, backend.root / FORMAT_NAME, *(backend.root / name for name in result.packs)):
+    length = registry.state.length
+    behind = objects_behind(registry, result.model, result.checkpoint)
+    names = [FORMAT_NAME, entry_name(length - 1), *behind, *result.packs]
+    for relied in (key_file, *(backend.root / name for name in names)):
         now = memo.stamp(os.fspath(relied.absolute()))
         if now is None:
             return
         stamps.append((os.fspath(relied.absolute()), now))
-    length = registry.state.length
     entries = os.fspath(backend.root / entry_name(length - 1)), os.fspath(backend.root / entry_name(length))
     nearer = [os.fspath(folder) for folder in nearer_places(Path.cwd(), backend.root)]
     memo.remember(arguments, named[0], print_of_tree, entries, nearer, stamps, out)

@@ -3,12 +3,14 @@
 import gc
 import os
 import sys
+from contextlib import suppress
 
 from cairn.cli.memo import recall
 
 
 def main() -> None:
     """Run the command line and exit."""
+    _open_standard_streams()
     arguments = sys.argv[1:]
     code = recall(arguments) if "commit" in arguments else None
     if code is None:
@@ -18,6 +20,19 @@ def main() -> None:
 
         code = run(arguments)
     # What must last is durable by now. Taking the interpreter apart, module by module, would cost 15 ms.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
+    with suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Daemons may start us without them; a file of the store must never get number 1 or 2."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))

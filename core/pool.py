@@ -27,8 +27,7 @@ class Pool(Generic[Job]):
 
     def run(self, jobs: Iterable[Job]) -> None:
         """Work through `jobs`, which are drawn in the calling thread; raises the first error of any thread."""
-        for thread in self._threads:
-            thread.start()
+        self._start()
         try:
             for job in jobs:
                 if not self._put(job):
@@ -42,6 +41,23 @@ class Pool(Generic[Job]):
             self._join()
         if self._error is not None:
             raise self._error
+
+    def _start(self) -> None:
+        """Start all threads, or as many as the system allows.
+
+        Raises:
+            RuntimeError: it allows none.
+        """
+        started: list[threading.Thread] = []
+        for thread in self._threads:
+            try:
+                thread.start()
+            except RuntimeError:
+                if not started:
+                    raise
+                break
+            started.append(thread)
+        self._threads = started
 
     def _join(self) -> None:
         try:

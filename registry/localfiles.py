@@ -46,7 +46,7 @@ class KeyHome:
         Where the state folder cannot be written (read-only home), reading goes on with one that nobody knows.
         """
         path = self.state / "identity.key"
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return _read_identity(path)
         fresh = Identity.generate(entropy)
         try:
@@ -134,7 +134,7 @@ def _read_identity(path: Path) -> Identity:
 def _read_text(path: Path) -> str:
     try:
         return path.read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
         raise NotAllowed(f"{path} cannot be read: {error.strerror}") from None

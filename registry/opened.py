@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from cairn.core.canonical import decode, encode
 from cairn.core.clock import Clock, Entropy, SystemClock, SystemEntropy
-from cairn.core.errors import IntegrityError, NotAllowed, ObjectExists, ObjectNotFound, WrongKey
+from cairn.core.errors import IntegrityError, NotAllowed, ObjectExists, ObjectNotFound
 from cairn.core.ids import RANDOM_ID_BYTES, StoreId, TenantId
 from cairn.core.limits import SESSION_HEARTBEAT_SECONDS, SESSION_SILENCE_SECONDS
 from cairn.registry.entries import FORMAT as ENTRY_FORMAT
@@ -33,6 +33,8 @@ from cairn.store.crypto.tenant import TenantKeys
 
 _STORE_WRAPS = "keys/store"
 _ROOT_RECORDS = "keys/root"
+# A key file is one short line; whatever else was named must not fill the memory.
+_KEY_FILE_BYTES_MAX = 64 << 10
 
 
 class StoreSecrets(msgspec.Struct, frozen=True):
@@ -63,6 +65,11 @@ class OpenStore:
     clock: Clock
     entropy: Entropy
     key_file: Path | None
+
+    @property
+    def wrap_name(self) -> str:
+        """Name of the wrap of the store's keys."""
+        return _wrap_name(self.store)
 
     def identity_among(self, owners: Collection[bytes]) -> Identity | None:
         """The identity to sign with: the user's own, else that of whoever holds the root key; None if neither may.
@@ -115,7 +122,7 @@ def create_store(
     root = RootKey(0, entropy.token(32))
     key_file = _keep_root_key(backend, home, source, store, root, entropy)
     wrap = root.wrap(encode(secrets), WrapContext(store, WrapPurpose.STORE_KEYS), entropy)
-    backend.create(f"{_STORE_WRAPS}/{store.hex()}", [wrap])
+    backend.create(_wrap_name(store), [wrap])
     init = Init(
         founding,
         identity.actor,
@@ -128,8 +135,15 @@ def create_store(
         ENTRY_FORMAT, tenant, store, 0, EMPTY_ROOT, "init", identity.actor,
         entropy.token(16), clock.wall_ns(), encode(init),
     )  # fmt: skip
-    backend.create(entry_name(0), [seal_entry(entry, identity, secrets.k_log, entropy)])
-    write_format(backend, store, tenant)
+    try:
+        backend.create(entry_name(0), [seal_entry(entry, identity, secrets.k_log, entropy)])
+        write_format(backend, store, tenant)
+    except ObjectExists:  # another `init` was first: our keys open nothing, and must not pass for somebody's only key
+        backend.delete(_wrap_name(store))
+        backend.delete(f"{_ROOT_RECORDS}/{store.hex()}")
+        if key_file is not None:
+            key_file.unlink()
+        raise
     keys = TenantKeys.from_secret(tenant, secrets.tenant_secret)
     opened = OpenStore(backend, store, tenant, keys, secrets, root, identity, home, clock, entropy, key_file)
     return opened, key_file
@@ -194,7 +208,8 @@ def _root_key(backend: Backend, home: KeyHome, source: KeySource, store: StoreId
             raise NotAllowed(f"{backend.url} needs its passphrase", hint="set CAIRN_PASSPHRASE")
         return open_root_key(backend.read(record), store, passphrase, f"root record {record}"), None
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(_KEY_FILE_BYTES_MAX)
     except FileNotFoundError:
         raise NotAllowed(
             f"no key file at {path} for store {store.hex()} ({backend.url})",
@@ -206,17 +221,16 @@ def _root_key(backend: Backend, home: KeyHome, source: KeySource, store: StoreId
 
 
 def _store_secrets(backend: Backend, root: RootKey, store: StoreId) -> StoreSecrets:
-    wrong: WrongKey | None = None
-    for record in backend.list(_STORE_WRAPS):
-        what = f"wrap {record.name}"
-        try:
-            plain = root.unwrap(backend.read(record.name), WrapContext(store, WrapPurpose.STORE_KEYS), what)
-            return decode(plain, StoreSecrets, what)
-        except WrongKey as error:
-            wrong = error
-    raise wrong or IntegrityError(
-        f"{backend.url} has lost the wrap of its keys ({_STORE_WRAPS}/*)", hint="restore it from a backup"
-    )
+    what = f"wrap {_wrap_name(store)}"
+    try:
+        wrapped = backend.read(_wrap_name(store))
+    except ObjectNotFound:
+        raise IntegrityError(f"{backend.url} has lost the {what}", hint="restore it from a backup") from None
+    return decode(root.unwrap(wrapped, WrapContext(store, WrapPurpose.STORE_KEYS), what), StoreSecrets, what)
+
+
+def _wrap_name(store: StoreId) -> str:
+    return f"{_STORE_WRAPS}/{store.hex()}"
 
 
 def tenant_id(founding: bytes) -> TenantId:

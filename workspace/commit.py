@@ -218,7 +218,8 @@ class _Commit:
             names.setdefault(os.path.dirname(node.path), set()).add(os.path.basename(node.path))
         for node in files:
             path = tree.absolute(node.path)
-            source = FileSource(path, os.fsdecode(node.path))
+            started = self.registry.opened.clock.wall_ns()
+            source = FileSource(path, os.fsdecode(node.path), started)
             # What an index says holds only together with its neighbours.
             fixed = cache is not None and not os.fsdecode(node.path).lower().endswith(INDEX_SUFFIXES)
             record = cache.get(node.path, path, source.stamp) if cache is not None and fixed else None
@@ -227,7 +228,6 @@ class _Commit:
                 self.records[node.path] = record
                 self.progress.advance(record.size)
                 continue
-            started = self.registry.opened.clock.wall_ns()
             try:
                 neighbours = names[os.path.dirname(node.path)]
                 parsed = OPAQUE if self.options.opaque else parse_file(source, node.path, neighbours)
@@ -343,3 +343,12 @@ class _Commit:
             settled=all(stamp.is_settled(self.scanned_at_ns) for stamp in stamps),
             packs=tuple(sorted(packs)),
         )
+
+
+def objects_behind(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> list[str]:
+    """Names of all objects but packs that a checkpoint needs to be read."""
+    state, of_model = registry.state, registry.state.models[model]
+    of = of_model.checkpoints[checkpoint]
+    names = [registry.opened.wrap_name, of_model.wrap, of.body.object_name("body")]
+    names += [of.reachability.object_name("reach"), *(root.object.object_name("root") for root in of.roots)]
+    return names + [piece.object.object_name("index") for piece in state.pieces]

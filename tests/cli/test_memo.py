@@ -123,3 +123,22 @@ def test_a_commit_that_must_always_happen_is_never_remembered(
     settle(shell.files)
     commit(shell, ["commit", str(shell.files), "m", "--always"], monkeypatch)
     assert memo.recall(["commit", str(shell.files), "m", "--always"]) is None
+
+
+@pytest.mark.parametrize(
+    "lost", ["objects/*/*.body", "objects/*/*.root", "objects/*/*.reach", "objects/*/*.index", "keys/*/*"]
+)
+def test_a_checkpoint_that_cannot_be_read_any_more_ends_it(shell: Shell, remembered: list[str], lost: str) -> None:
+    for path in (shell.folder / ".cairn").glob(lost):
+        data = path.read_bytes()
+        path.unlink()
+        assert memo.recall(remembered) is None, path
+        path.write_bytes(data)
+
+
+def test_a_newest_entry_that_was_replaced_ends_it(shell: Shell, remembered: list[str]) -> None:
+    newest = max((shell.folder / ".cairn" / "log").rglob("0*[0-9]"), key=lambda path: path.name)
+    data = newest.read_bytes()
+    newest.unlink()
+    newest.write_bytes(data[::-1])
+    assert memo.recall(remembered) is None

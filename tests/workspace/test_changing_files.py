@@ -141,3 +141,23 @@ def test_a_disk_that_cannot_read_is_an_error_of_ours(
     with pytest.raises(CairnError, match="a"):
         commit_tree(registry, tree)
     assert len(site.log()) == 1
+
+
+def test_what_was_written_lately_is_flushed_before_its_stamp_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stores through a memory map to a dirty page move no time stamp; to a clean one they do."""
+    path = tmp_path / "f"
+    path.write_bytes(b"x")
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", flushed.append)
+    written = path.stat().st_mtime_ns
+    for age_ns, flushes in ((0, 1), (59 * 10**9, 2), (61 * 10**9, 2)):
+        FileSource(os.fsencode(path), "f", written + age_ns).close()
+        assert len(flushed) == flushes
+
+
+def test_a_file_that_holds_more_than_it_says_is_refused(site: Site) -> None:
+    """As those under /proc, which the kernel makes up."""
+    with pytest.raises(InputChanged):
+        commit_tree(site.registry(), Path("/proc/self/status"))

@@ -19,7 +19,6 @@ class Pool(Generic[Job]):
         self._jobs: queue.Queue[Job | None] = queue.Queue(maxsize=2 * threads)
         self._stop = threading.Event()
         self._error: BaseException | None = None
-        self._lock = threading.Lock()
         self._work = work
         self._threads = [
             threading.Thread(target=self._run, name=f"cairn-worker-{i}", daemon=True) for i in range(threads)
@@ -75,7 +74,9 @@ class Pool(Generic[Job]):
                 self._jobs.put(job, timeout=_WAIT_SECONDS)
                 return True
             except queue.Full:
-                continue
+                # One that could not even note its error, for want of memory, must not be waited for.
+                if not any(thread.is_alive() for thread in self._threads):
+                    raise RuntimeError("all worker threads died") from None
         return False
 
     def _take(self) -> Iterable[Job]:
@@ -95,8 +96,7 @@ class Pool(Generic[Job]):
         except _Stopped:
             pass
         except BaseException as error:
-            with self._lock:
-                self._error = self._error or error
+            self._error = self._error or error
             self._stop.set()
 
 

@@ -1,9 +1,12 @@
 """A few threads that work through jobs from a bounded queue; the first error stops all."""
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
+
+from cairn.core.limits import MEMORY_BUDGET_BYTES
 
 Job = TypeVar("Job")
 _WAIT_SECONDS = 0.2
@@ -98,6 +101,11 @@ class Pool(Generic[Job]):
         except BaseException as error:
             self._error = self._error or error
             self._stop.set()
+
+
+def threads_within_budget(worker_bytes: int) -> int:
+    """As many threads as the memory budget feeds, and one more than processors, since some wait for the disk."""
+    return max(1, min(MEMORY_BUDGET_BYTES // worker_bytes, (os.cpu_count() or 1) + 1))
 
 
 class _Stopped(Exception):

@@ -4,15 +4,14 @@ Packs are read front to back in large ranges by a few threads. A chunk's key com
 manifests; of a chunk that no readable manifest names only the header can be checked.
 """
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cairn.core.errors import CairnError, IntegrityError
 from cairn.core.ids import ContentId, Digest, short
-from cairn.core.limits import CHUNK_BYTES_MAX, MEMORY_BUDGET_BYTES, READ_BYTES_TARGET
-from cairn.core.pool import Pool
+from cairn.core.limits import CHUNK_BYTES_MAX, READ_BYTES_TARGET
+from cairn.core.pool import Pool, threads_within_budget
 from cairn.core.progress import Progress
 from cairn.gc.places import Damage, Places
 from cairn.gc.scrub_packs import Listed, PackDirectories
@@ -48,7 +47,7 @@ class ChunkScrub:
 
     def run(self, directories: PackDirectories, packs: Iterable[int]) -> ChunkCounts:
         """Scrub the chunks of these packs."""
-        threads = max(1, min(MEMORY_BUDGET_BYTES // _WORKER_BYTES, (os.cpu_count() or 1) + 1))
+        threads = threads_within_budget(_WORKER_BYTES)
         jobs = (batch for number in packs for batch in batches(directories.chunks(number)))
         Pool[Listed](threads, self._work).run(jobs)
         return self._counts

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from cairn.core.canonical import encode
 from cairn.core.errors import ConflictError, IntegrityError, NewerFormat, NotAllowed, ObjectNotFound
-from cairn.core.ids import CheckpointId, ContentId, ModelId, short
+from cairn.core.ids import ContentId, ModelId, short
 from cairn.core.limits import LOG_ENTRY_BYTES_MAX
 from cairn.registry.entries import FORMAT, TYPES, Entry, Init, Payload, open_entry, payload_of, seal_entry
 from cairn.registry.fold import apply_payload, decode_state, encode_state
@@ -159,10 +159,6 @@ class Registry:
             if keys is None:
                 keys = self._model_keys[model] = open_model_keys(self.opened, model, self._state.models[model])
             return keys
-
-    def checkpoint_owner(self, checkpoint: CheckpointId) -> ModelId | None:
-        """The model that a checkpoint belongs to."""
-        return next((ModelId(i) for i, model in self._state.models.items() if checkpoint in model.checkpoints), None)
 
     def close(self) -> None:
         """Release the cache."""

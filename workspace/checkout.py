@@ -13,7 +13,8 @@ import msgspec
 
 from cairn.core.errors import DestinationExists, IntegrityError, RefusedError, StorageError, StorageFull
 from cairn.core.ids import CheckpointId, ModelId
-from cairn.core.limits import FILE_BLOCK_BYTES, MEMORY_BUDGET_BYTES, READ_BYTES_TARGET, TENSOR_BYTES_MAX
+from cairn.core.limits import FILE_BLOCK_BYTES, READ_BYTES_TARGET, TENSOR_BYTES_MAX
+from cairn.core.pool import threads_within_budget
 from cairn.core.progress import Progress, Silent
 from cairn.loader.execute import execute
 from cairn.loader.plan import Group, Wanted, plan_reads
@@ -181,7 +182,7 @@ class _Writer:
         self._progress.stage("write", total)
         chunks = self._manifest.chunks
         plan = plan_reads(self._recipe.groups, chunks.index, chunks.access.keys.chunk)
-        threads = max(1, min(MEMORY_BUDGET_BYTES // _WORKER_BYTES, (os.cpu_count() or 1) + 1))
+        threads = threads_within_budget(_WORKER_BYTES)
         execute(plan, chunks, self._deliver, threads)
         return CheckoutResult(sum(entry.part == 0 for entry in entries), total, plan.bytes_fetched, plan.requests)
 

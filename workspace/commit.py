@@ -17,12 +17,11 @@ from cairn.core.errors import BadName, IntegrityError, NotFoundError, UsageError
 from cairn.core.ids import CheckpointId, ContentId, Digest, ModelId
 from cairn.core.limits import (
     ENTRY_DIGEST_BYTES_MAX,
-    MEMORY_BUDGET_BYTES,
     MESSAGE_BYTES_MAX,
     PACK_BYTES_TARGET,
     STEP_MAX,
 )
-from cairn.core.pool import Pool
+from cairn.core.pool import Pool, threads_within_budget
 from cairn.core.progress import Progress, Silent
 from cairn.formats.detect import INDEX_SUFFIXES
 from cairn.manifests.pages import check_page_size, paginate
@@ -192,7 +191,7 @@ class _Commit:
     def _ingest(self, tree: Tree, model: ModelId | None) -> None:
         files = [node for node in tree.nodes if node.kind == "file"]
         self.progress.stage("read", sum(node.size for node in files))
-        threads = max(1, min(MEMORY_BUDGET_BYTES // _WORKER_BYTES, (os.cpu_count() or 1) + 1))
+        threads = threads_within_budget(_WORKER_BYTES)
         try:
             Pool[Job](threads, self._work).run(self._jobs(tree, files, model))
         finally:

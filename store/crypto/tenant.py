@@ -14,8 +14,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cairn.core.buffers import Buffer
 from cairn.core.ids import ContentId, Digest, TenantId
 
-SECRET_BYTES = 32
-
 
 class ContentType(IntEnum):
     """What a content-addressed object is; part of its sealed header."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cairn.core import pool
 from cairn.core.errors import NotFoundError
 from cairn.registry.fold import TAG
 from cairn.registry.localfiles import KeyHome
@@ -60,7 +61,7 @@ class Scenario:
         backend = FaultyBackend(site.backend, script)
         with pytest.MonkeyPatch.context() as patch:
             # One worker, so that every run makes the same calls.
-            patch.setattr(commit, "MEMORY_BUDGET_BYTES", commit._WORKER_BYTES)
+            patch.setattr(pool, "MEMORY_BUDGET_BYTES", commit._WORKER_BYTES)
             return self._operated(site, backend), backend.calls
 
     def _operated(self, site: Site, backend: FaultyBackend) -> BaseException | None:

@@ -124,8 +124,7 @@ def make_gallery(folder: Path) -> Gallery:
     gallery.commit("first", second, 2)
     gallery.commit("other", other, 1)
     registry = gallery.site.registry()
-    model = registry.checkpoint_owner(made)
-    assert model is not None
+    model = next(model for model, checkpoint in gallery.trees if checkpoint == made)
     move_ref(registry, model, "v1", TAG, None, made)
     _leave_session(gallery.site, registry)
     registry.close()

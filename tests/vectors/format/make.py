@@ -44,7 +44,7 @@ from cairn.workspace.commit import CommitOptions, commit
 
 PASSPHRASE = "correct horse battery staple"
 # First and later commits: (module and name, value). The second set makes everything come in several pieces.
-ONE_THREAD = (("cairn.workspace.commit.MEMORY_BUDGET_BYTES", 1),)
+ONE_THREAD = (("cairn.core.pool.MEMORY_BUDGET_BYTES", 1),)
 IN_PIECES = (
     ("cairn.workspace.commit.ENTRY_DIGEST_BYTES_MAX", 96),
     ("cairn.workspace.record._ENTRY_BYTES", 100),

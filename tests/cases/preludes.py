@@ -72,6 +72,13 @@ def kill_after(written: int) -> str:
     return _KILL_WRITES.format(left=written)
 
 
+def stopped(prelude: str) -> str:
+    """Stop the process where the prelude kills it; a thread runs on for a moment after the signal, hence the sleep."""
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    assert kill in prelude
+    return prelude.replace(kill, 'os.kill(os.getpid(), signal.SIGSTOP), __import__("time").sleep(1)')
+
+
 def kill_at_create(*, start: str = "", end: str = "", call: int = 1) -> str:
     """Kill the process when it is about to create an object whose name starts or ends so."""
     return _at_create(start, end, call, "os.kill(os.getpid(), signal.SIGKILL)")

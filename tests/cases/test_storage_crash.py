@@ -23,6 +23,7 @@ from tests.cases.preludes import (
     fail_at_create,
     kill_after,
     kill_at_create,
+    stopped,
 )
 from tests.cases.shell import Shell, file_size_limit, stored
 from tests.support.tensors import safetensors, weights
@@ -136,7 +137,7 @@ def test_D12_a_writer_killed_inside_the_cache_blocks_nobody(shell: Shell) -> Non
 
 def test_D12_a_writer_that_hangs_blocks_nobody(shell: Shell) -> None:
     shell.commit({"a": b"first"})
-    hang = kill_at_create(start="log/").replace("SIGKILL", "SIGSTOP")
+    hang = stopped(kill_at_create(start="log/"))
     stuck = shell.start("commit", shell.tree({"a": b"second" * 100}), "other", prelude=hang)
     try:
         while not list((shell.store / "sessions").glob("*.open")):
@@ -165,7 +166,7 @@ def test_D17_space_of_five_crashes_is_reclaimed_at_the_next_start(shell: Shell, 
 
 
 def test_D17_a_live_writers_upload_is_not_reclaimed(shell: Shell, draw: random.Random) -> None:
-    hang = kill_after(2 * MIB).replace("SIGKILL", "SIGSTOP")
+    hang = stopped(kill_after(2 * MIB))
     alive = shell.start("commit", shell.tree({"a.bin": noise(draw, 4 * MIB)}), "slow", prelude=hang)
     try:
         os.waitpid(alive.pid, os.WUNTRACED)

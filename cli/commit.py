@@ -73,10 +73,10 @@ def _remember(registry: "Registry", path: Path, result: "CommitResult", out: str
     from msgspec import structs
 
     from cairn.registry.formatfile import NAME as FORMAT_NAME
+    from cairn.registry.location import FOLDER, nearer_places
     from cairn.registry.names import entry_name
     from cairn.store.backends.posix import PosixBackend
     from cairn.workspace.commit import objects_behind
-    from cairn.workspace.location import FOLDER, nearer_places
 
     backend, key_file, tree = registry.opened.backend, registry.opened.key_file, result.tree
     arguments = sys.argv[1:]

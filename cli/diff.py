@@ -32,6 +32,7 @@ def command(old: str, new: str, as_json: bool) -> None:
                 "new": result.new.hex(),
                 "tensors": [_tensor_json(change) for change in result.tensors],
                 "tensors_equal": result.tensors_equal,
+                "values": [{"name": str(c.key), "kind": c.kind} for c in result.values],
                 "files": [{"path": os.fsdecode(c.path), "kind": c.kind} for c in result.files],
                 "bytes_shared": result.bytes_shared,
             }
@@ -39,9 +40,15 @@ def command(old: str, new: str, as_json: bool) -> None:
         return
     for change in result.tensors:
         emit(f"{change.kind:<9} tensor {safe(str(change.key))}{_detail(change)}")
+    for value in result.values:
+        emit(f"{value.kind:<9} value  {safe(str(value.key))}")
     for file in result.files:
         emit(f"{file.kind:<9} file   {safe(os.fsdecode(file.path))}")
-    emit(f"{len(result.tensors)} tensors differ, {result.tensors_equal} are equal; {len(result.files)} files differ")
+    others = f"; {len(result.values)} values differ" if result.values else ""
+    emit(
+        f"{len(result.tensors)} tensors differ, {result.tensors_equal} are equal{others}; "
+        f"{len(result.files)} files differ"
+    )
 
 
 def _detail(change: "TensorChange") -> str:

@@ -18,7 +18,7 @@ from cairn.core.errors import NotAllowed, UsageError
 def command(location: str | None, by_passphrase: bool, as_json: bool) -> None:
     """Create a store in DIR/.cairn (default: here), or at a file:// URL; the key file goes to FILE if one is named."""
     from cairn.core.settings import Settings
-    from cairn.workspace.stores import create_store
+    from cairn.registry.stores import create_store
 
     choice = store_choice()
     if location is not None and choice.store is not None:

@@ -55,7 +55,7 @@ def open_registry() -> "Iterator[Registry]":
     Raises:
         NotAStore: there is none.
     """
-    from cairn.workspace.stores import open_store
+    from cairn.registry.stores import open_store
 
     key_file = store_choice().key_file
     registry = open_store(store_location(), key_file=Path(key_file) if key_file else None, ask=ask_passphrase)
@@ -75,7 +75,7 @@ def store_location() -> str:
         NotAStore: there is none.
     """
     from cairn.core.settings import Settings
-    from cairn.workspace.location import find_store
+    from cairn.registry.location import find_store
 
     return store_choice().store or Settings.from_environment().store or find_store(Path.cwd())
 

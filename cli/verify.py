@@ -44,8 +44,8 @@ def _verify(full: bool, progress: ProgressBar) -> "VerifyReport":
     from cairn.core.settings import Settings
     from cairn.gc.scrub_open import verify_store
     from cairn.registry.localfiles import KeyHome
+    from cairn.registry.location import backend_at
     from cairn.registry.opened import KeySource
-    from cairn.workspace.location import backend_at
 
     settings = Settings.from_environment()
     named = click.get_current_context().ensure_object(StoreChoice).key_file

@@ -79,6 +79,12 @@ class NewerFormat(RefusedError):
     code = "newer-format"
 
 
+class StateMismatch(RefusedError):
+    """A training state and a checkpoint, or the states of several ranks, do not fit together."""
+
+    code = "state-mismatch"
+
+
 # --- Somebody else was first: look again, then repeat. ----------------------------------------
 
 
@@ -177,3 +183,24 @@ class AnswerLost(TryAgain):
     """A request was sent and no answer came: it may or may not have taken effect."""
 
     code = "answer-lost"
+
+
+# --- A save or load of several ranks did not come about. --------------------------------------
+
+
+class SaveFailed(CairnError):
+    """A save failed, here or on another rank; no checkpoint of it exists unless the message says so."""
+
+    code = "save-failed"
+
+
+class Superseded(SaveFailed):
+    """A save was given up for a newer one, as its policy says."""
+
+    code = "superseded"
+
+
+class RankLost(SaveFailed):
+    """A rank gave no sign of life, or what connects the ranks is gone."""
+
+    code = "rank-lost"

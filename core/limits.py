@@ -41,6 +41,12 @@ PAGE_BYTES_TARGET = 64 * KIB
 PAGE_BYTES_MAX = 4 * MIB
 # A tensor's digests stand in its entry up to this many bytes (2048 tiles, 2-4 GiB); larger grids get their own pages.
 ENTRY_DIGEST_BYTES_MAX = 64 * KIB
+# Regions of a tensor stand in its entry up to this many (about 60 bytes each), beyond it in pages of as many.
+ENTRY_REGIONS_MAX = 1024
+# A training state's plain value stands in its entry up to this size; a larger one is stored in blocks.
+VALUE_INLINE_BYTES_MAX = 16 * KIB
+# Lists in lists in lists: deeper than any state that means it, shallow enough for every reader's stack.
+VALUE_DEPTH_MAX = 100
 # Objects read as a whole (bodies, roots, index pieces, reachability lists): 1 GiB names 20 million chunks.
 SEALED_OBJECT_BYTES_MAX = GIB
 
@@ -51,6 +57,22 @@ READ_GAP_BYTES = 64 * KIB
 READ_AMPLIFICATION_MAX = 1.1
 # One fetch; large enough for sequential speed, small enough that several fit the budget.
 READ_BYTES_TARGET = 8 * MIB
+
+# --- Training ---------------------------------------------------------------------------------
+# A rank's share of a tensor under this size rides in its fragment and is joined by the coordinator: norms sharded a
+# thousand ways must not become 16-byte chunks.
+FRAGMENT_SHARD_BYTES_MAX = 64 * KIB
+# All such shares of one rank: 512 KiB of 8960 ranks are 4.4 GiB, which the coordinator streams.
+FRAGMENT_INLINE_BYTES_MAX = 512 * KIB
+# A rank gives a sign of life this often, and is lost after this silence: every survivor then knows within 30 s.
+RANK_BEAT_SECONDS = 2.0
+RANK_SILENCE_SECONDS = 20.0
+# One attempt to save or load; a hung storage system surfaces after it.
+ATTEMPT_SECONDS = 1800.0
+# How long closing, and the end of the process, wait for the save that is under way.
+CLOSE_SECONDS = 600.0
+# Names listed in one error; the rest is counted.
+LISTED_NAMES_MAX = 50
 
 # --- Memory -----------------------------------------------------------------------------------
 # Plain and sealed bytes in flight in one commit or checkout; with the interpreter it stays under 400 MiB.

@@ -5,6 +5,8 @@ Folders follow the XDG base directory specification: *data* holds what must be b
 """
 
 import os
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,3 +38,13 @@ class Settings(NamedTuple):
 def _folder(variable: str, default: str) -> Path:
     base = os.environ.get(variable)
     return (Path(base) if base else Path.home() / default) / "cairn"
+
+
+def variables(patterns: Iterable[str], among: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables whose names match one of `patterns`, in which `*` stands for anything; sorted by name.
+
+    Args:
+        among: all variables; by default those of this process.
+    """
+    given, wanted = os.environ if among is None else among, tuple(patterns)
+    return {name: given[name] for name in sorted(given) if any(fnmatchcase(name, form) for form in wanted)}

@@ -5,7 +5,7 @@ from cairn.core.ids import ContentId, Digest
 from cairn.gc.pages import pointed_at
 from cairn.gc.roots import Root
 from cairn.gc.scrub_manifests import ManifestScrub
-from cairn.manifests.schema import DigestPage, FileEntry, Key, TensorBytes, TensorEntry
+from cairn.manifests.schema import DigestPage, FileEntry, Key, RegionPage, TensorBytes, TensorEntry, ValueEntry
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.tenant import TenantKeys
@@ -53,13 +53,15 @@ class _Walk:
             page = self._manifest.read_page(digest)
         except CairnError:
             return
-        for entry in () if isinstance(page, DigestPage) else page.entries:
-            if isinstance(entry, TensorEntry):
-                hit = self._tensors[entry.key] = self._hit(entry)
-                for one in hit:
-                    self._label(one, "tensor", str(entry.key))
-            else:
+        for entry in () if isinstance(page, DigestPage | RegionPage) else page.entries:
+            if isinstance(entry, FileEntry):
                 self._file(entry)
+                continue
+            hit = self._hit(entry)
+            if isinstance(entry, TensorEntry):
+                self._tensors[entry.key] = hit
+            for one in hit:
+                self._label(one, "tensor" if isinstance(entry, TensorEntry) else "value", str(entry.key))
 
     def _file(self, entry: FileEntry) -> None:
         hit, path = self._hit(entry), entry.path.decode("utf-8", "backslashreplace")
@@ -72,7 +74,7 @@ class _Walk:
         for one in hit:
             self._label(one, "file", path)
 
-    def _hit(self, entry: TensorEntry | FileEntry) -> list[ContentId]:
+    def _hit(self, entry: TensorEntry | FileEntry | ValueEntry) -> list[ContentId]:
         """Lost ids that an entry points at."""
         found = []
         try:

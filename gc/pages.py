@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from cairn.core.errors import CairnError, IntegrityError, NotAllowed, StorageError
 from cairn.core.ids import ContentId, Digest, short
 from cairn.gc.places import Damage, Places
-from cairn.manifests.schema import DigestPage, FileEntry, FilePage, Literal, Page, TensorEntry, TensorPage
-from cairn.registry.checkpoint import CheckpointManifest, split_digests
+from cairn.manifests.schema import DigestPage, FileEntry, Page, RegionPage, TensorEntry, ValueEntry
+from cairn.registry.checkpoint import PAGES_OF, CheckpointManifest, split_digests
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.tenant import ContentType, TenantKeys
 from cairn.store.fills import fill_of
 
-_KINDS = {ComponentClass.WEIGHTS: TensorPage, ComponentClass.FILES: FilePage}
+Entry = TensorEntry | FileEntry | ValueEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class PageReader:
     ) -> PageFacts:
         try:
             page = manifest.read_page(digest)
-            if not isinstance(page, _KINDS.get(component, TensorPage | FilePage)):
+            if not isinstance(page, PAGES_OF[component]):
                 raise IntegrityError(f"page {short(identifier)} is not one of {component.name.lower()}")
         except CairnError as error:
             if error.retryable:
@@ -73,7 +73,7 @@ class PageReader:
         return self._entries(manifest, page, identifier)
 
     def _entries(self, manifest: CheckpointManifest, page: Page, identifier: ContentId) -> PageFacts:
-        entries = () if isinstance(page, DigestPage) else page.entries
+        entries = () if isinstance(page, DigestPage | RegionPage) else page.entries
         ids, whole, fault = {identifier: None}, True, ""
         for entry in entries:
             try:
@@ -86,9 +86,9 @@ class PageReader:
                 fault = fault or ("" if self._lost(manifest, entry) else error.message)
         return PageFacts(tuple(ids), len(entries), whole, fault)
 
-    def _lost(self, manifest: CheckpointManifest, entry: TensorEntry | FileEntry) -> bool:
-        """Whether a digest page of an entry is nowhere whole."""
-        pages = split_digests(entry.tile_pages or b"", manifest.what) if isinstance(entry, TensorEntry) else []
+    def _lost(self, manifest: CheckpointManifest, entry: Entry) -> bool:
+        """Whether a digest or region page of an entry is nowhere whole."""
+        pages = pages_of(manifest, entry)
         return not all(self._places.serves(self._keys.page.content_id(page)) for page in pages)
 
     def _name(self, kind: ContentType, digest: Digest) -> ContentId:
@@ -97,19 +97,21 @@ class PageReader:
         return identifier
 
 
-def pointed_at(manifest: CheckpointManifest, entry: TensorEntry | FileEntry) -> Iterator[tuple[ContentType, Digest]]:
-    """Digest pages and stored chunks that an entry points at, in this order.
+def pages_of(manifest: CheckpointManifest, entry: Entry) -> list[Digest]:
+    """Digests of the pages that an entry points at."""
+    if not isinstance(entry, TensorEntry):
+        return []
+    return split_digests((entry.tile_pages or b"") + (entry.region_pages or b""), manifest.what)
+
+
+def pointed_at(manifest: CheckpointManifest, entry: Entry) -> Iterator[tuple[ContentType, Digest]]:
+    """Pages and stored chunks that an entry points at, in this order.
 
     Raises:
-        CairnError: a digest page cannot be read, or the entry's parts do not fit together.
+        CairnError: a page cannot be read, or the entry's parts do not fit together.
     """
-    if isinstance(entry, TensorEntry):
-        for digest in split_digests(entry.tile_pages or b"", manifest.what):
-            yield ContentType.PAGE, digest
-        chunks = manifest.tiles(entry)
-    else:
-        literals = [segment for segment in entry.segments if isinstance(segment, Literal)]
-        chunks = [digest for one in literals for digest in split_digests(one.digests, manifest.what)]
-    for digest in chunks:
+    for digest in pages_of(manifest, entry):
+        yield ContentType.PAGE, digest
+    for digest in manifest.chunk_digests(entry):
         if fill_of(digest) is None:
             yield ContentType.CHUNK, digest

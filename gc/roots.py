@@ -38,4 +38,6 @@ def named_objects(state: State) -> set[str]:
         names.add(root.state.body.object_name("body"))
         names.add(root.state.reachability.object_name("reach"))
         names.update(component.object.object_name("root") for component in root.state.roots)
+        if root.state.envelope is not None:
+            names.add(root.state.envelope.object_name("envelope"))
     return names

@@ -57,6 +57,9 @@ class ManifestScrub:
                 else:
                     complete = self._component(manifest, ref, root, named)
             whole = whole and complete
+        if root.state.envelope is not None:
+            with self._findings.about(root.state.envelope.object_name("envelope"), [target]):
+                read_object(self._registry.opened, root.state.envelope, "envelope")
         with self._findings.about(root.state.reachability.object_name("reach"), [target]):
             listed = set(read_reachability(self._registry.opened, root.state))
             lacking, surplus = len(named - listed), len(listed - named) if whole else 0

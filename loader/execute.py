@@ -1,6 +1,7 @@
 """Carrying out a read plan: fetch, open, deliver."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from cairn.core.errors import IntegrityError, ObjectNotFound, StorageError
 from cairn.core.ids import short
@@ -11,32 +12,59 @@ from cairn.store.crypto.tenant import ContentType
 from cairn.store.fills import fill_of
 
 Deliver = Callable[[int, Sequence[memoryview]], None]
+Place = Callable[[int], memoryview | None]
 
 
-def execute(plan: ReadPlan, chunks: ChunkStore, deliver: Deliver, threads: int) -> None:
+def nowhere(key: int) -> memoryview | None:
+    """No group has a place of its own: all are delivered in scratch memory."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    chunks: ChunkStore
+    deliver: Deliver
+    place: Place
+    recompute: bool
+
+
+def execute(
+    plan: ReadPlan,
+    chunks: ChunkStore,
+    deliver: Deliver,
+    threads: int,
+    place: Place = nowhere,
+    recompute: bool = True,
+) -> None:
     """Read everything that a plan names, on some threads.
 
-    Every chunk is authenticated and its digest recomputed before it is delivered; one that fails in the planned
+    Every chunk is authenticated before it is delivered; one that fails in the planned
     place is read from any other place that the index knows.
 
     Args:
         deliver: called with a group's key and its chunks' plaintexts, in any order and from any thread; the
             buffers are reused after it returns.
+        place: where a group's content belongs, as one run of bytes, or None. It is decrypted there; what fails
+            authentication may leave any bytes behind.
+        recompute: whether digests are recomputed, beside the authentication of what was stored.
 
     Raises:
         IntegrityError: a chunk is damaged everywhere; groups delivered before stay delivered.
     """
-    Pool[Batch](threads, lambda batches: _work(batches, chunks, deliver)).run(plan.batches)
+    work = _Work(chunks, deliver, place, recompute)
+    Pool[Batch](threads, lambda batches: _work(batches, work)).run(plan.batches)
 
 
-def _work(batches: Iterable[Batch], chunks: ChunkStore, deliver: Deliver) -> None:
+def _work(batches: Iterable[Batch], work: _Work) -> None:
     sealed, plain = memoryview(bytearray()), memoryview(bytearray())
     for batch in batches:
         sealed = _at_least(sealed, sum(r.length for r in batch.ranges))
-        fetched = _fetch(batch, chunks, sealed)
+        fetched = _fetch(batch, work.chunks, sealed)
         for delivery in batch.deliveries:
-            plain = _at_least(plain, delivery.group.length)
-            deliver(delivery.group.key, _open_group(delivery, fetched, chunks, plain))
+            target = work.place(delivery.group.key)
+            if target is None:
+                target = plain = _at_least(plain, delivery.group.length)
+            work.deliver(delivery.group.key, _open_group(delivery, fetched, work, target))
 
 
 def _fetch(batch: Batch, chunks: ChunkStore, buffer: memoryview) -> list[memoryview]:
@@ -54,19 +82,17 @@ def _fetch(batch: Batch, chunks: ChunkStore, buffer: memoryview) -> list[memoryv
     return views
 
 
-def _open_group(
-    delivery: Delivery, fetched: Sequence[memoryview], chunks: ChunkStore, plain: memoryview
-) -> list[memoryview]:
+def _open_group(delivery: Delivery, fetched: Sequence[memoryview], work: _Work, plain: memoryview) -> list[memoryview]:
     opened, at = [], 0
     for part in delivery.parts:
         target = plain[at : at + part.wanted.length]
-        opened.append(_open_part(part, fetched, chunks, target))
+        opened.append(_open_part(part, fetched, work, target))
         at += part.wanted.length
     return opened
 
 
-def _open_part(part: Part, fetched: Sequence[memoryview], chunks: ChunkStore, target: memoryview) -> memoryview:
-    wanted, location = part.wanted, part.location
+def _open_part(part: Part, fetched: Sequence[memoryview], work: _Work, target: memoryview) -> memoryview:
+    wanted, location, chunks = part.wanted, part.location, work.chunks
     if location is None:
         fill = fill_of(wanted.digest)
         assert fill is not None
@@ -75,7 +101,8 @@ def _open_part(part: Part, fetched: Sequence[memoryview], chunks: ChunkStore, ta
     sealed = fetched[part.range][part.at : part.at + location.length]
     identifier = chunks.access.keys.chunk.content_id(wanted.digest)
     try:
-        data = memoryview(chunks.open(ContentType.CHUNK, wanted.digest, sealed, f"chunk {short(identifier)}", target))
+        what = f"chunk {short(identifier)}"
+        data = memoryview(chunks.open(ContentType.CHUNK, wanted.digest, sealed, what, target, work.recompute))
     except IntegrityError:
         chunks.index.mark(identifier, location, bad=True)
         data = memoryview(chunks.read(ContentType.CHUNK, wanted.digest))

@@ -1,14 +1,17 @@
 """What changed between two checkpoints, by meaning."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
-from cairn.manifests.schema import FileEntry, Key, TensorEntry
+from cairn.manifests.schema import FileEntry, Key, TensorEntry, ValueEntry
+from cairn.manifests.tiling import Box
+
+Boxes = Callable[[TensorEntry], dict[Box, bytes]]
 
 
 class TensorChange(msgspec.Struct, frozen=True):
-    """One tensor that differs: what it was and is; `tiles_changed` of `tiles` where the grid is the same."""
+    """One tensor that differs: what it was and is; `tiles_changed` of `tiles` (boxes) where both are cut alike."""
 
     key: Key
     old: TensorEntry | None
@@ -18,13 +21,25 @@ class TensorChange(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """`added`, `removed`, `reshaped` (dtype or shape differ) or `changed`."""
+        """What happened: `added`, `removed`, `reshaped` (dtype or shape differ), `changed`, or `recut`.
+
+        `recut` says that both were saved from layouts that cut the tensor differently and that no box which both
+        have differs: whether the values do, only reading them would tell.
+        """
         if self.old is None:
             return "added"
         if self.new is None:
             return "removed"
-        same_form = (self.old.dtype, self.old.shape) == (self.new.dtype, self.new.shape)
-        return "changed" if same_form else "reshaped"
+        if (self.old.dtype, self.old.shape) != (self.new.dtype, self.new.shape):
+            return "reshaped"
+        return "recut" if self.tiles is None else "changed"
+
+
+class ValueChange(msgspec.Struct, frozen=True):
+    """One plain value that differs; `kind` is `added`, `removed` or `changed`."""
+
+    key: Key
+    kind: str
 
 
 class FileChange(msgspec.Struct, frozen=True):
@@ -34,25 +49,43 @@ class FileChange(msgspec.Struct, frozen=True):
     kind: str
 
 
-def diff_tensors(old: Iterable[TensorEntry], new: Iterable[TensorEntry]) -> list[TensorChange]:
-    """Differences by key, sorted; entries that both sides share by page may be left out of both."""
+def diff_tensors(
+    old: Iterable[TensorEntry], new: Iterable[TensorEntry], old_boxes: Boxes, new_boxes: Boxes
+) -> list[TensorChange]:
+    """Differences by key, sorted; entries that both sides share by page may be left out of both.
+
+    Args:
+        old_boxes, new_boxes: give the digests of an entry's stored boxes.
+    """
     before, after = {e.key: e for e in old}, {e.key: e for e in new}
     changes = []
     for key in sorted(before.keys() | after.keys(), key=str):
         a, b = before.get(key), after.get(key)
         if a is None or b is None or (a.dtype, a.shape) != (b.dtype, b.shape):
             changes.append(TensorChange(key, a, b))
-        elif (a.inline, a.tiles, a.tile_pages) != (b.inline, b.tiles, b.tile_pages):
-            changes.append(TensorChange(key, a, b, *_tiles_changed(a, b)))
+        elif _stored(a) != _stored(b):
+            was, now = old_boxes(a), new_boxes(b)
+            differing = sum(was[box] != now[box] for box in was.keys() & now.keys())
+            known = was.keys() == now.keys() or differing
+            changes.append(TensorChange(key, a, b, differing, len(now)) if known else TensorChange(key, a, b))
     return changes
 
 
-def _tiles_changed(a: TensorEntry, b: TensorEntry) -> tuple[int | None, int | None]:
-    if a.tiles is None or b.tiles is None or len(a.tiles) != len(b.tiles):
-        return None, None
-    count = len(a.tiles) // 32
-    differing = sum(a.tiles[i * 32 : i * 32 + 32] != b.tiles[i * 32 : i * 32 + 32] for i in range(count))
-    return differing, count
+def _stored(entry: TensorEntry) -> tuple[object, ...]:
+    return entry.inline, entry.tiles, entry.tile_pages, entry.regions, entry.region_pages
+
+
+def diff_values(old: Iterable[ValueEntry], new: Iterable[ValueEntry]) -> list[ValueChange]:
+    """Differences by key, sorted; entries that both sides share by page may be left out of both."""
+    before, after = {e.key: e for e in old}, {e.key: e for e in new}
+    changes = []
+    for key in sorted(before.keys() | after.keys(), key=str):
+        a, b = before.get(key), after.get(key)
+        if a is None or b is None:
+            changes.append(ValueChange(key, "added" if a is None else "removed"))
+        elif (a.inline, a.digests) != (b.inline, b.digests):
+            changes.append(ValueChange(key, "changed"))
+    return changes
 
 
 def diff_files(old: Iterable[FileEntry], new: Iterable[FileEntry]) -> list[FileChange]:

@@ -13,18 +13,18 @@ from blake3 import blake3
 from cairn.core.canonical import encode
 from cairn.core.errors import RefusedError
 from cairn.core.limits import PAGE_BYTES_MAX, PAGE_BYTES_TARGET
-from cairn.manifests.schema import FileEntry, TensorEntry
+from cairn.manifests.schema import FileEntry, TensorEntry, ValueEntry
 
-Entry = TypeVar("Entry", TensorEntry, FileEntry)
+Entry = TypeVar("Entry", TensorEntry, FileEntry, ValueEntry)
 _MIN_BYTES = PAGE_BYTES_TARGET // 4
 _MAX_BYTES = PAGE_BYTES_TARGET * 4
 
 
-def entry_key(entry: TensorEntry | FileEntry) -> bytes:
+def entry_key(entry: TensorEntry | FileEntry | ValueEntry) -> bytes:
     """What entries are sorted and cut by; unique in a component."""
-    if isinstance(entry, TensorEntry):
-        return encode([entry.key.scope, entry.key.path])
-    return entry.path + b"\0" + entry.part.to_bytes(4, "big")
+    if isinstance(entry, FileEntry):
+        return entry.path + b"\0" + entry.part.to_bytes(4, "big")
+    return encode([entry.key.scope, entry.key.path])
 
 
 def paginate(entries: Iterable[Entry]) -> Iterator[tuple[Entry, ...]]:

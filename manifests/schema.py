@@ -21,13 +21,26 @@ class Key(msgspec.Struct, frozen=True, order=True):
         return f"{scope}:{name}" if scope else name
 
 
+class Region(msgspec.Struct, frozen=True, array_like=True):
+    """A stored box: offsets and lengths in elements, and the digest of its row-major bytes."""
+
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+    digest: bytes
+
+    def __repr__(self) -> str:
+        return f"Region({list(self.offsets)}, {list(self.lengths)}, <secret>)"
+
+
 class TensorEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One tensor: exactly one of `inline`, `tiles`, `tile_pages` says where its bytes are.
+    """One tensor: exactly one of the fields from `inline` to `region_pages` says where its bytes are.
 
     Args:
         inline: the row-major bytes themselves, up to `INLINE_BYTES_MAX`.
         tiles: digests of the whole canonical grid, 32 bytes each, in tile order.
         tile_pages: digests of pages that hold `tiles` in pieces.
+        regions: boxes that cover the tensor without overlap, by offsets: of shards that cut tiles.
+        region_pages: digests of pages that hold `regions` in pieces.
         tied_to: the first tensor of the group that shares memory with this one.
     """
 
@@ -38,9 +51,28 @@ class TensorEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     tiles: bytes | None = None
     tile_pages: bytes | None = None
     tied_to: Key | None = None
+    regions: tuple[Region, ...] = ()
+    region_pages: bytes | None = None
 
     def __repr__(self) -> str:
         return f"TensorEntry({self.key}, {self.dtype}, {list(self.shape)}, <secret>)"
+
+
+class ValueEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One plain value (see `values.py`): its encoding, in line or as blocks of `FILE_BLOCK_BYTES` by digest.
+
+    Args:
+        length: bytes of the encoding, if it is in blocks.
+        digests: digests of the blocks, 32 bytes each.
+    """
+
+    key: Key
+    inline: bytes | None = None
+    length: int = 0
+    digests: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"ValueEntry({self.key}, <secret>)"
 
 
 class Literal(msgspec.Struct, frozen=True, tag="bytes"):
@@ -97,6 +129,12 @@ class TensorPage(msgspec.Struct, frozen=True, tag="tensors"):
     entries: tuple[TensorEntry, ...]
 
 
+class ValuePage(msgspec.Struct, frozen=True, tag="values"):
+    """A page of plain values, sorted by key."""
+
+    entries: tuple[ValueEntry, ...]
+
+
 class FilePage(msgspec.Struct, frozen=True, tag="files"):
     """A page of file entries, sorted by path and part."""
 
@@ -112,7 +150,13 @@ class DigestPage(msgspec.Struct, frozen=True, tag="digests"):
         return "DigestPage(<secret>)"
 
 
-Page = TensorPage | FilePage | DigestPage
+class RegionPage(msgspec.Struct, frozen=True, tag="regions"):
+    """A piece of a large tensor's regions."""
+
+    regions: tuple[Region, ...]
+
+
+Page = TensorPage | FilePage | DigestPage | ValuePage | RegionPage
 
 
 class ComponentRoot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -122,11 +166,13 @@ class ComponentRoot(msgspec.Struct, frozen=True, omit_defaults=True):
         pages: digests of its pages, 32 bytes each, in entry order.
         entries: number of entries in them.
         bytes_logical: plaintext bytes of what they describe.
+        values: how many of the entries are plain values.
     """
 
     pages: bytes
     entries: int
     bytes_logical: int
+    values: int = 0
 
     def __repr__(self) -> str:
         return f"ComponentRoot({self.entries} entries, {self.bytes_logical} bytes, <secret>)"
@@ -148,7 +194,11 @@ class ComponentHash(msgspec.Struct, frozen=True):
 
 
 class Body(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The manifest body; the keyed hash of its encoding is the checkpoint's id."""
+    """The manifest body; the keyed hash of its encoding is the checkpoint's id.
+
+    Args:
+        exactness: how exactly training goes on from it, if it is one of a training run (see `exactness.py`).
+    """
 
     format: int
     model: bytes
@@ -156,6 +206,7 @@ class Body(msgspec.Struct, frozen=True, omit_defaults=True):
     components: tuple[ComponentHash, ...]
     parents: tuple[Parent, ...] = ()
     step: int | None = None
+    exactness: str = ""
 
 
 def _escape(segment: str | int) -> str:

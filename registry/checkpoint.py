@@ -1,15 +1,31 @@
 """Reading a committed checkpoint's manifest: body, component roots, pages."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from blake3 import blake3
 
 from cairn.core.canonical import decode
 from cairn.core.errors import IntegrityError, NotFoundError
 from cairn.core.ids import HASH_BYTES, CheckpointId, Digest, ModelId, short
+from cairn.core.limits import FILE_BLOCK_BYTES
 from cairn.manifests.dtypes import nbytes
-from cairn.manifests.schema import Body, ComponentRoot, DigestPage, FileEntry, FilePage, Page, TensorEntry, TensorPage
-from cairn.manifests.tiling import RULE, TILE_BYTES_MAX, grid
+from cairn.manifests.pieces import uncovered
+from cairn.manifests.schema import (
+    Body,
+    ComponentRoot,
+    DigestPage,
+    FileEntry,
+    FilePage,
+    Literal,
+    Page,
+    Region,
+    RegionPage,
+    TensorEntry,
+    TensorPage,
+    ValueEntry,
+    ValuePage,
+)
+from cairn.manifests.tiling import RULE, TILE_BYTES_MAX, Box, grid
 from cairn.registry.indexing import read_object
 from cairn.registry.registry import Registry
 from cairn.registry.state import Checkpoint
@@ -17,6 +33,16 @@ from cairn.store.chunkstore import ChunkStore
 from cairn.store.crypto.components import ComponentClass, component_class
 from cairn.store.crypto.objects import ObjectKind, open_object
 from cairn.store.crypto.tenant import ContentType
+
+_STATE_PAGES = (TensorPage, ValuePage)
+# What kinds of pages a component's root may name.
+PAGES_OF: dict[ComponentClass, tuple[type[Page], ...]] = {
+    ComponentClass.WEIGHTS: _STATE_PAGES,
+    ComponentClass.OPTIMIZER: _STATE_PAGES,
+    ComponentClass.TRAINING: _STATE_PAGES,
+    ComponentClass.PROVENANCE: _STATE_PAGES,
+    ComponentClass.FILES: (FilePage,),
+}
 
 
 class CheckpointManifest:
@@ -74,29 +100,111 @@ class CheckpointManifest:
         plain = self.chunks.read(ContentType.PAGE, digest)
         return decode(plain, Page, f"a page of {self.what}")  # type: ignore[arg-type]  # a union is a type to msgspec
 
-    def tensors(self, pages: list[Digest] | None = None) -> Iterator[TensorEntry]:
-        """Tensor entries of the weights component (or of the given pages of it), sorted by key."""
-        for digest in self.page_digests(ComponentClass.WEIGHTS) if pages is None else pages:
-            page = self.read_page(digest)
-            if not isinstance(page, TensorPage):
-                raise IntegrityError(f"a weights page of {self.what} holds something else")
-            yield from page.entries
+    def tensors(self, component: ComponentClass | None = None, skip: Collection[Digest] = ()) -> Iterator[TensorEntry]:
+        """Tensor entries of one component, or of all, component by component, sorted by key.
 
-    def files(self, pages: list[Digest] | None = None) -> Iterator[FileEntry]:
-        """File entries (or those of the given pages), sorted by path and part."""
-        for digest in self.page_digests(ComponentClass.FILES) if pages is None else pages:
-            page = self.read_page(digest)
-            if not isinstance(page, FilePage):
-                raise IntegrityError(f"a files page of {self.what} holds something else")
-            yield from page.entries
+        Args:
+            skip: pages to leave unread.
+        """
+        for page in self._pages(component, skip):
+            if isinstance(page, TensorPage):
+                yield from page.entries
+
+    def values(self, component: ComponentClass | None = None, skip: Collection[Digest] = ()) -> Iterator[ValueEntry]:
+        """Plain values, likewise."""
+        for page in self._pages(component, skip):
+            if isinstance(page, ValuePage):
+                yield from page.entries
+
+    def files(self, skip: Collection[Digest] = ()) -> Iterator[FileEntry]:
+        """File entries, sorted by path and part."""
+        for page in self._pages(ComponentClass.FILES, skip):
+            if isinstance(page, FilePage):
+                yield from page.entries
+
+    def _pages(self, component: ComponentClass | None, skip: Collection[Digest]) -> Iterator[Page]:
+        for one in self.components if component is None else [component]:
+            for digest in self.page_digests(one):
+                if digest in skip:
+                    continue
+                page = self.read_page(digest)
+                if not isinstance(page, PAGES_OF[one]):
+                    raise IntegrityError(f"a {one.name.lower()} page of {self.what} holds something else")
+                yield page
+
+    def value_bytes(self, entry: ValueEntry) -> bytes:
+        """Encoding of a plain value.
+
+        Raises:
+            IntegrityError: its blocks are not as long as it says.
+        """
+        if entry.inline is not None:
+            return entry.inline
+        digests = split_digests(entry.digests, self.what)
+        if not (len(digests) - 1) * FILE_BLOCK_BYTES < entry.length <= len(digests) * FILE_BLOCK_BYTES:
+            raise IntegrityError(f"value {entry.key} of {self.what} has another length than its blocks")
+        whole = b"".join(self.chunks.content(digest, FILE_BLOCK_BYTES) for digest in digests[:-1])
+        last = self.chunks.content(digests[-1], entry.length - len(whole))
+        if len(whole) + len(last) != entry.length:
+            raise IntegrityError(f"value {entry.key} of {self.what} has another length than its blocks")
+        return whole + last
+
+    def regions(self, entry: TensorEntry) -> tuple[Region, ...]:
+        """Stored boxes of an entry that has no grid; empty for one that has.
+
+        Raises:
+            IntegrityError: they do not cover its shape exactly once.
+        """
+        regions = entry.regions
+        if entry.region_pages is not None:
+            pages = [self.read_page(digest) for digest in split_digests(entry.region_pages, self.what)]
+            if not all(isinstance(page, RegionPage) for page in pages):
+                raise IntegrityError(f"a region page of {self.what} holds something else")
+            regions = tuple(region for page in pages if isinstance(page, RegionPage) for region in page.regions)
+        if not regions:
+            return ()
+        nbytes(entry.dtype, entry.shape)
+        rank = len(entry.shape)
+        if any(not len(r.offsets) == len(r.lengths) == rank or len(r.digest) != HASH_BYTES for r in regions):
+            raise IntegrityError(f"a region of tensor {entry.key} of {self.what} has another rank than its shape")
+        try:
+            fault = uncovered(entry.shape, [Box(region.offsets, region.lengths) for region in regions])
+        except ValueError as error:
+            fault = str(error)
+        if fault:
+            raise IntegrityError(f"the regions of tensor {entry.key} of {self.what} are not its shape: {fault}")
+        return regions
+
+    def boxes(self, entry: TensorEntry) -> dict[Box, bytes]:
+        """Digest (or, in line, bytes) of every stored box of an entry."""
+        tiles = self.tiles(entry)
+        if tiles:
+            layout = grid(entry.dtype, entry.shape)
+            return {layout.tile(number): digest for number, digest in enumerate(tiles)}
+        if entry.inline is not None:
+            return {Box((0,) * len(entry.shape), entry.shape): entry.inline}
+        return {Box(region.offsets, region.lengths): region.digest for region in self.regions(entry)}
+
+    def chunk_digests(self, entry: TensorEntry | FileEntry | ValueEntry) -> list[Digest]:
+        """Digests of all chunks that an entry points at, fills included.
+
+        Raises:
+            IntegrityError: the entry's parts do not fit together.
+        """
+        if isinstance(entry, FileEntry):
+            literals = [segment for segment in entry.segments if isinstance(segment, Literal)]
+            return [digest for one in literals for digest in split_digests(one.digests, self.what)]
+        if isinstance(entry, ValueEntry):
+            return split_digests(entry.digests, self.what)
+        return self.tiles(entry) or [Digest(region.digest) for region in self.regions(entry)]
 
     def tiles(self, entry: TensorEntry) -> list[Digest]:
-        """Digests of an entry's whole grid; empty for inline bytes.
+        """Digests of an entry's whole grid; empty for inline bytes and regions.
 
         Raises:
             IntegrityError: their number is not the grid's.
         """
-        if entry.inline is not None:
+        if entry.inline is not None or entry.regions or entry.region_pages is not None:
             return []
         # Before the grid is laid out: a shape is a claim, digests are bytes at hand.
         size, joined = nbytes(entry.dtype, entry.shape), entry.tiles

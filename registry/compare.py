@@ -3,7 +3,7 @@
 import msgspec
 
 from cairn.core.ids import CheckpointId, ContentId, Digest, ModelId
-from cairn.manifests.diff import FileChange, TensorChange, diff_files, diff_tensors
+from cairn.manifests.diff import FileChange, TensorChange, ValueChange, diff_files, diff_tensors, diff_values
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.reachability import read_reachability
 from cairn.registry.registry import Registry
@@ -17,6 +17,7 @@ class Comparison(msgspec.Struct, frozen=True):
     new: CheckpointId
     tensors: list[TensorChange]
     tensors_equal: int
+    values: list[ValueChange]
     files: list[FileChange]
     bytes_shared: int
 
@@ -24,24 +25,27 @@ class Comparison(msgspec.Struct, frozen=True):
 def compare(registry: Registry, old: tuple[ModelId, CheckpointId], new: tuple[ModelId, CheckpointId]) -> Comparison:
     """Compare two checkpoints of one store, of one model or of two."""
     before, after = CheckpointManifest(registry, *old), CheckpointManifest(registry, *new)
-    old_pages, new_pages = _differing(before, after, ComponentClass.WEIGHTS)
-    tensors = diff_tensors(before.tensors(old_pages), after.tensors(new_pages))
-    total = after.root(ComponentClass.WEIGHTS).entries if ComponentClass.WEIGHTS in after.components else 0
-    touched = sum(change.new is not None for change in tensors)
-    old_pages, new_pages = _differing(before, after, ComponentClass.FILES)
-    files = diff_files(before.files(old_pages), after.files(new_pages))
+    common = _page_set(before) & _page_set(after)
+    tensors = diff_tensors(before.tensors(skip=common), after.tensors(skip=common), before.boxes, after.boxes)
+    differing = sum(change.new is not None for change in tensors)
+    values = diff_values(before.values(skip=common), after.values(skip=common))
+    files = diff_files(before.files(common), after.files(common))
     shared = set(read_reachability(registry.opened, before.state)) & set(
         read_reachability(registry.opened, after.state)
     )
-    return Comparison(old[1], new[1], tensors, total - touched, files, _stored_bytes(registry, shared))
+    return Comparison(
+        old[1], new[1], tensors, _tensor_count(after) - differing, values, files,
+        _stored_bytes(registry, shared),
+    )  # fmt: skip
 
 
-def _differing(
-    before: CheckpointManifest, after: CheckpointManifest, component: ComponentClass
-) -> tuple[list[Digest], list[Digest]]:
-    old, new = before.page_digests(component), after.page_digests(component)
-    in_old, in_new = set(old), set(new)
-    return [digest for digest in old if digest not in in_new], [digest for digest in new if digest not in in_old]
+def _page_set(manifest: CheckpointManifest) -> set[Digest]:
+    return {digest for component in manifest.components for digest in manifest.page_digests(component)}
+
+
+def _tensor_count(manifest: CheckpointManifest) -> int:
+    roots = [manifest.root(one) for one in manifest.components if one is not ComponentClass.FILES]
+    return sum(root.entries - root.values for root in roots)
 
 
 def _stored_bytes(registry: Registry, ids: set[ContentId]) -> int:

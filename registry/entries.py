@@ -102,6 +102,8 @@ class Commit(msgspec.Struct, frozen=True):
         packs: its own packs, 36 bytes each: session, random, size (u64).
         pieces: index pieces that list exactly the own packs.
         meta: sealed to the model's meta key: message and step, for listings.
+        run_epoch: of the training run that writes; another one than the branch's newest is void.
+        envelope: times and places of the save, outside the checkpoint's identity.
     """
 
     model: bytes
@@ -118,6 +120,20 @@ class Commit(msgspec.Struct, frozen=True):
     ref: RefChange
     meta: bytes
     run_epoch: int | None = None
+    envelope: ObjectRef | None = None
+
+
+class RunOpen(msgspec.Struct, frozen=True):
+    """A training run takes over a branch: from here on commits of its earlier runs are void.
+
+    Args:
+        tag: of the branch.
+        epoch: one more than that of the run before; the first is 1.
+    """
+
+    model: bytes
+    tag: bytes
+    epoch: int
 
 
 class RefMove(msgspec.Struct, frozen=True):
@@ -143,10 +159,11 @@ class Abort(msgspec.Struct, frozen=True):
     """Fills a slot so that an answer that was lost is no longer open."""
 
 
-Payload = Init | ModelCreate | Commit | RefMove | RefDelete | Abort
+Payload = Init | ModelCreate | RunOpen | Commit | RefMove | RefDelete | Abort
 PAYLOADS: dict[str, type[Payload]] = {
     "init": Init,
     "model.create": ModelCreate,
+    "run.open": RunOpen,
     "commit": Commit,
     "ref.move": RefMove,
     "ref.delete": RefDelete,

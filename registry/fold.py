@@ -7,7 +7,8 @@ Commit rule, checked against the state that the entry extends:
    entry that set that epoch (so the index it used no longer offers what was condemned by then);
 3. every pack that it relies on is in force, and uncondemned or condemned above the floor (then taken back);
 4. its own packs have names that no pack ever had, opened by one of its sessions;
-5. the branch that it moves has the expected value.
+5. the branch that it moves has the expected value;
+6. if it names a run epoch, that is the branch's newest, so that a job which was replaced overwrites nothing.
 """
 
 from collections.abc import Callable
@@ -15,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from cairn.registry.entries import Abort, Commit, Entry, Init, ModelCreate, Payload, RefDelete, RefMove
+from cairn.registry.entries import Abort, Commit, Entry, Init, ModelCreate, Payload, RefDelete, RefMove, RunOpen
 from cairn.registry.state import PACK_RECORD_BYTES, Checkpoint, Model, Piece, Ref, State, split_packs
 
 # Changes with the rules and with `State`: a state that others folded is folded anew.
-STATE_VERSION = 1
+STATE_VERSION = 2
 BRANCH, TAG = "branch", "tag"
 _REASON = str | None
 
@@ -72,6 +73,8 @@ def _commit(state: State, entry: Entry, payload: Commit) -> _REASON:
         return "its checkpoint exists already"
     reason = _commit_epochs(state, entry, payload) or _relied_packs(state, payload) or _own_packs(state, payload)
     reason = reason or _ref_expected(model, payload.ref.tag, BRANCH, payload.ref.expected)
+    if not reason and payload.run_epoch is not None and payload.run_epoch != model.runs.get(payload.ref.tag):
+        reason = f"its run epoch {payload.run_epoch} was superseded: another run has taken over the branch"
     if reason:
         return reason
     for low, high in payload.relied:
@@ -88,7 +91,7 @@ def _add_commit(state: State, entry: Entry, payload: Commit) -> None:
     state.pieces.extend(Piece(piece, first, count) for piece in payload.pieces)
     model.checkpoints[payload.checkpoint] = Checkpoint(
         entry.n, entry.claimed_at, entry.actor, payload.ref.expected,
-        payload.body, payload.roots, payload.reachability, payload.meta,
+        payload.body, payload.roots, payload.reachability, payload.meta, payload.run_epoch, payload.envelope,
     )  # fmt: skip
     model.refs[payload.ref.tag] = Ref(BRANCH, payload.ref.sealed_name, payload.checkpoint)
 
@@ -138,6 +141,16 @@ def _ref_expected(model: Model, tag: bytes, kind: str, expected: bytes | None) -
     return None
 
 
+def _run_open(state: State, entry: Entry, payload: RunOpen) -> _REASON:
+    model = state.models.get(payload.model)
+    if model is None:
+        return "its model does not exist"
+    if payload.epoch != model.runs.get(payload.tag, 0) + 1:
+        return "its run epoch is not the next one"
+    model.runs[payload.tag] = payload.epoch
+    return None
+
+
 def _ref_move(state: State, entry: Entry, payload: RefMove) -> _REASON:
     model = state.models.get(payload.model)
     if model is None:
@@ -169,6 +182,7 @@ def _abort(state: State, entry: Entry, payload: Abort) -> _REASON:
 
 _RULES: dict[type[Payload], Callable[[State, Entry, Any], _REASON]] = {
     ModelCreate: _model_create,
+    RunOpen: _run_open,
     Commit: _commit,
     RefMove: _ref_move,
     RefDelete: _ref_delete,

@@ -27,6 +27,7 @@ from cairn.store.crypto.objects import ObjectKind, seal_object
 from cairn.store.index import encode_piece
 
 FORMAT = 1
+ENVELOPE = "envelope"
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -38,6 +39,10 @@ class Draft(msgspec.Struct, frozen=True):
         reachable: ids of all chunks and pages.
         written: what the save put into packs and relies on.
         hit_position: log position that the save's dedup hits are good for.
+        sessions: of other writers that uploaded for it, and the lowest epoch among them.
+        exactness: see `Body`.
+        run_epoch: of the training run, if one writes.
+        envelope: times and places of the save, encoded.
     """
 
     model: ModelId
@@ -49,6 +54,11 @@ class Draft(msgspec.Struct, frozen=True):
     meta: CommitMeta
     written: Written
     hit_position: int
+    sessions: tuple[bytes, ...] = ()
+    epoch: int | None = None
+    exactness: str = ""
+    run_epoch: int | None = None
+    envelope: bytes | None = None
 
 
 def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
@@ -81,10 +91,13 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
         ref = upload(pair.seal_root(encode(root), opened.entropy), "root")
         roots.append(RootRef(int(component), pair.generation, ref))
         hashes.append(ComponentHash(int(component), pair.generation, ref.hash))
-    body = encode(Body(FORMAT, draft.model, RULE, tuple(hashes), draft.parents, draft.meta.step))
+    body = encode(Body(FORMAT, draft.model, RULE, tuple(hashes), draft.parents, draft.meta.step, draft.exactness))
     identifier = checkpoint_id(secrets.k_ckpt, body)
     body_ref = upload(seal(secrets.k_ckpt, ObjectKind.BODY, body), "body")
     reach = upload(seal(secrets.k_index, ObjectKind.REACHABILITY, b"".join(sorted(draft.reachable))), "reach")
+    envelope = None
+    if draft.envelope is not None:
+        envelope = upload(keys.pair(ComponentClass.META).seal(draft.envelope, ENVELOPE), ENVELOPE)
     tag = ref_tag(secrets.k_log, draft.model, draft.branch)
     change = RefChange(tag, keys.seal_name(draft.branch), draft.expected)
     meta = seal_meta(registry, draft.model, draft.meta)
@@ -94,8 +107,8 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
         return Commit(
             model=draft.model,
             checkpoint=identifier,
-            sessions=(session.id,),
-            epoch=session.epoch,
+            sessions=(session.id, *draft.sessions),
+            epoch=session.epoch if draft.epoch is None else min(session.epoch, draft.epoch),
             hit_position=draft.hit_position,
             relied=ranges(written.relied),
             packs=pack_records(written.packs),
@@ -105,6 +118,8 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
             reachability=reach,
             ref=change,
             meta=meta,
+            run_epoch=draft.run_epoch,
+            envelope=envelope,
         )
 
     registry.append(build)

@@ -31,10 +31,12 @@ class Checkpoint(msgspec.Struct, frozen=True):
     roots: tuple[RootRef, ...]
     reachability: ObjectRef
     meta: bytes
+    run_epoch: int | None = None
+    envelope: ObjectRef | None = None
 
 
 class Model(msgspec.Struct):
-    """A logical model."""
+    """A logical model. `runs` has the newest run epoch of each branch, by its tag."""
 
     name_tag: bytes
     sealed_name: bytes
@@ -43,6 +45,7 @@ class Model(msgspec.Struct):
     created_n: int
     refs: dict[bytes, Ref] = {}
     checkpoints: dict[bytes, Checkpoint] = {}
+    runs: dict[bytes, int] = {}
 
 
 class Piece(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from cairn.core.buffers import Buffer
-from cairn.core.clock import Entropy
+from cairn.core.clock import Clock, Entropy
 from cairn.core.errors import CairnError, IntegrityError, MissingData, ObjectNotFound, StorageError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, ContentId, Digest, SessionId, StoreId, short
 from cairn.core.limits import CHUNK_BYTES_MAX, PACK_BYTES_TARGET
@@ -68,6 +68,20 @@ class WriteCounts(msgspec.Struct):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
+class WriteSeconds(msgspec.Struct):
+    """Where a save's writers spent their time, summed over threads."""
+
+    digest: float = 0.0
+    encode: float = 0.0
+    seal: float = 0.0
+    store: float = 0.0
+
+    def add(self, other: "WriteSeconds") -> None:
+        """Sum up."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
 class Written(msgspec.Struct):
     """What one save has put into packs so far; shared by its writers."""
 
@@ -75,6 +89,7 @@ class Written(msgspec.Struct):
     entries: list[PieceEntry] = msgspec.field(default_factory=list)
     relied: set[int] = msgspec.field(default_factory=set)
     counts: WriteCounts = msgspec.field(default_factory=WriteCounts)
+    seconds: WriteSeconds = msgspec.field(default_factory=WriteSeconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +147,26 @@ class ChunkStore:
             hint="run 'cairn verify --full' to see what is affected",
         )
 
+    def content(self, digest: Digest, length: int) -> bytes:
+        """One chunk's plaintext, a fill's included; `length` is that of a fill."""
+        filled = fill_of(digest)
+        return bytes((filled,)) * length if filled is not None else self.read(ContentType.CHUNK, digest)
+
     def open(
-        self, kind: ContentType, digest: Digest, sealed: memoryview, what: str, target: memoryview | None = None
+        self,
+        kind: ContentType,
+        digest: Digest,
+        sealed: memoryview,
+        what: str,
+        target: memoryview | None = None,
+        recompute: bool = True,
     ) -> Buffer:
         """Open a sealed chunk and recompute its digest.
 
         Args:
             target: where to decrypt to, at least as long as the plaintext; the result is then a slice of it
                 unless the chunk was compressed.
+            recompute: without, only what was sealed is authenticated: a writer's own fault goes unseen.
 
         Raises:
             IntegrityError: damaged, or other content than the digest says.
@@ -151,13 +178,15 @@ class ChunkStore:
         plain = target[:length] if target is not None and len(target) >= length else memoryview(bytearray(length))
         open_into(self.access.keys, digest, sealed, plain, what)
         data = codec.decode(header.codec, plain, header.raw_length, what)
-        if self.access.keys.of(kind).digest(data) != digest:
+        if recompute and self.access.keys.of(kind).digest(data) != digest:
             raise IntegrityError(f"{what} holds other bytes than its digest says: its writer was faulty")
         return data
 
-    def save(self, session: "ObjectNamer", policy: CodecPolicy = CodecPolicy.RAW) -> "ChunkSave":
-        """Start putting content into packs of a session."""
-        return ChunkSave(self, session, policy)
+    def save(
+        self, session: "ObjectNamer", policy: CodecPolicy = CodecPolicy.RAW, clock: Clock | None = None
+    ) -> "ChunkSave":
+        """Start putting content into packs of a session; with a clock, writers' times are taken."""
+        return ChunkSave(self, session, policy, clock)
 
 
 class ObjectNamer(Protocol):
@@ -171,8 +200,11 @@ class ObjectNamer(Protocol):
 class ChunkSave:
     """One save's view of the chunk store: what it knows, relies on and has written."""
 
-    def __init__(self, chunks: ChunkStore, session: ObjectNamer, policy: CodecPolicy) -> None:
+    def __init__(
+        self, chunks: ChunkStore, session: ObjectNamer, policy: CodecPolicy, clock: Clock | None = None
+    ) -> None:
         self.chunks = chunks
+        self.now = clock.monotonic if clock is not None else _no_time
         self.session = session
         self.policy = policy
         self.written = Written()
@@ -220,10 +252,16 @@ class ChunkSave:
             self.written.packs.append(ref)
             self.written.entries.extend(PieceEntry(chunk.id, number, chunk.offset, chunk.length) for chunk in chunks)
 
-    def count(self, counts: WriteCounts) -> None:
-        """Add a writer's counts."""
+    def count(self, counts: WriteCounts, seconds: WriteSeconds | None = None) -> None:
+        """Add a writer's counts and times."""
         with self._lock:
             self.written.counts.add(counts)
+            if seconds is not None:
+                self.written.seconds.add(seconds)
+
+
+def _no_time() -> float:
+    return 0.0
 
 
 class ChunkWriter:
@@ -238,6 +276,7 @@ class ChunkWriter:
         self._samples: list[tuple[ContentType, Digest, PackedChunk]] = []
         self._target_bytes = PACK_BYTES_TARGET
         self.counts = WriteCounts()
+        self.seconds = WriteSeconds()
 
     def put(self, kind: ContentType, data: Buffer, width: int = 1) -> Digest:
         """Store a chunk or page unless its content is known; returns its digest.
@@ -249,16 +288,20 @@ class ChunkWriter:
         length = len(data)
         if length > CHUNK_BYTES_MAX:
             raise ValueError(f"a chunk of {length} bytes is over the limit of {CHUNK_BYTES_MAX}")
+        begun = self._save.now()
         filled = fill_digest(data) if kind is ContentType.CHUNK else None
         if filled is not None:
             self._count_reused(length)
             return filled
         keys = self._access.keys.of(kind)
         digest = keys.digest(data)
+        self.seconds.digest += self._save.now() - begun
         if not self._save.claim(keys.content_id(digest)):
             self._count_reused(length)
             return digest
+        begun = self._save.now()
         code, encoded = codec.encode(self._save.policy, data, width)
+        self.seconds.encode += self._save.now() - begun
         self._append(kind, digest, code, length, encoded)
         return digest
 
@@ -275,8 +318,10 @@ class ChunkWriter:
         if not self._used:
             self._buffer[: len(pack.HEADER)] = pack.HEADER
             self._used = len(pack.HEADER)
+        begun = self._save.now()
         with memoryview(self._buffer) as whole, whole[self._used :] as target:
             stored = seal_into(self._access.keys, kind, digest, code, raw_length, encoded, target, self._access.entropy)
+        self.seconds.seal += self._save.now() - begun
         chunk = PackedChunk(self._access.keys.of(kind).content_id(digest), self._used, stored)
         if len(self._chunks) % _VERIFY_EVERY == 0:
             self._samples.append((kind, digest, chunk))
@@ -290,6 +335,7 @@ class ChunkWriter:
         """Upload the open pack; durable when this returns."""
         if self._buffer is None or not self._chunks:
             return
+        begun = self._save.now()
         session = self._save.session.ensure_open()
         random = self._access.entropy.token(OBJECT_RANDOM_BYTES)
         tail = pack.seal_footer(self._access.k_index, self._access.store, self._chunks, self._access.entropy)
@@ -298,6 +344,7 @@ class ChunkWriter:
             self._check_samples(sealed)
             self._access.backend.create(ref.name, [sealed, tail])
         self._save.publish_pack(ref, self._chunks)
+        self.seconds.store += self._save.now() - begun
         self._used, self._chunks, self._samples = 0, [], []
 
     def _check_samples(self, sealed: memoryview) -> None:
@@ -312,7 +359,7 @@ class ChunkWriter:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:
             self.flush()
-            self._save.count(self.counts)
+            self._save.count(self.counts, self.seconds)
         if self._buffer is not None:
             self._buffer.close()
             self._buffer = None

@@ -12,45 +12,29 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.canonical import encode
 from cairn.core.errors import BadName, IntegrityError, NotFoundError, UsageError
-from cairn.core.ids import CheckpointId, ContentId, Digest, ModelId
-from cairn.core.limits import (
-    ENTRY_DIGEST_BYTES_MAX,
-    MESSAGE_BYTES_MAX,
-    PACK_BYTES_TARGET,
-    STEP_MAX,
-)
+from cairn.core.ids import CheckpointId, ContentId, ModelId
+from cairn.core.limits import MESSAGE_BYTES_MAX, PACK_BYTES_TARGET, STEP_MAX
 from cairn.core.pool import Pool, threads_within_budget
 from cairn.core.progress import Progress, Silent
 from cairn.formats.detect import INDEX_SUFFIXES
-from cairn.manifests.pages import check_page_size, paginate
-from cairn.manifests.schema import (
-    ComponentRoot,
-    DigestPage,
-    FileEntry,
-    FilePage,
-    Page,
-    Parent,
-    TensorEntry,
-    TensorPage,
-)
+from cairn.manifests.schema import ComponentRoot, FileEntry, Parent, TensorEntry
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.fold import TAG
+from cairn.registry.location import FOLDER
+from cairn.registry.manifestwriter import ManifestWriter
 from cairn.registry.models import CommitMeta, ensure_model, find_model, open_meta, ref_kind, ref_value
 from cairn.registry.names import MAIN, check_model_name, check_ref_name
 from cairn.registry.publish import Draft, publish
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
-from cairn.store.chunkstore import ChunkSave, ChunkWriter, WriteCounts
+from cairn.store.chunkstore import ChunkSave, WriteCounts
 from cairn.store.codec import CodecPolicy
 from cairn.store.crypto.components import ComponentClass
-from cairn.store.crypto.tenant import ContentType
 from cairn.store.fills import fill_of
 from cairn.workspace.filecache import FileCache
 from cairn.workspace.ingest import READ_BYTES_MAX, FileIngest, Job
 from cairn.workspace.layout import lay_out
-from cairn.workspace.location import FOLDER
 from cairn.workspace.naming import choose_scopes, tensor_entries
 from cairn.workspace.parsing import OPAQUE, parse_file
 from cairn.workspace.record import FileRecord, chunks_of, record_bytes
@@ -271,33 +255,15 @@ class _Commit:
     def _pages(
         self, tensors: list[TensorEntry], files: list[FileEntry]
     ) -> tuple[dict[ComponentClass, ComponentRoot], set[ContentId]]:
-        reachable = set[ContentId]()
         with self.save.writer() as writer:
-            self.manifest = writer.counts
-            slim = [self._with_digest_pages(writer, entry, reachable) for entry in tensors]
-            tensor_pages = [self._put_page(writer, TensorPage(page), reachable) for page in paginate(slim)]
-            file_pages = [self._put_page(writer, FilePage(page), reachable) for page in paginate(files)]
+            pages = ManifestWriter(writer, self.registry.opened.keys)
+            components = {ComponentClass.FILES: pages.component(files=files, bytes_logical=self._bytes_logical())}
+            if tensors:
+                tensor_bytes = sum(record_bytes(record) for record in self.records.values())
+                components[ComponentClass.WEIGHTS] = pages.component(tensors, bytes_logical=tensor_bytes)
             # The counts of pages are reported apart from those of data.
-            writer.counts = WriteCounts()
-            writer.flush()
-        components = {ComponentClass.FILES: ComponentRoot(b"".join(file_pages), len(files), self._bytes_logical())}
-        if tensors:
-            tensor_bytes = sum(record_bytes(record) for record in self.records.values())
-            components[ComponentClass.WEIGHTS] = ComponentRoot(b"".join(tensor_pages), len(tensors), tensor_bytes)
-        return components, reachable
-
-    def _with_digest_pages(self, writer: ChunkWriter, entry: TensorEntry, reachable: set[ContentId]) -> TensorEntry:
-        tiles = entry.tiles
-        if tiles is None or len(tiles) <= ENTRY_DIGEST_BYTES_MAX:
-            return entry
-        pieces = [tiles[at : at + ENTRY_DIGEST_BYTES_MAX] for at in range(0, len(tiles), ENTRY_DIGEST_BYTES_MAX)]
-        pages = b"".join(self._put_page(writer, DigestPage(piece), reachable) for piece in pieces)
-        return TensorEntry(entry.key, entry.dtype, entry.shape, tile_pages=pages, tied_to=entry.tied_to)
-
-    def _put_page(self, writer: ChunkWriter, page: Page, reachable: set[ContentId]) -> Digest:
-        digest = writer.put(ContentType.PAGE, check_page_size(encode(page)))
-        reachable.add(self.registry.opened.keys.page.content_id(digest))
-        return digest
+            self.manifest, writer.counts = writer.counts, WriteCounts()
+        return components, pages.reachable
 
     def _same_as_tip(
         self, model: ModelId, tip: CheckpointId, components: dict[ComponentClass, ComponentRoot], meta: CommitMeta

@@ -15,32 +15,67 @@ if TYPE_CHECKING:
     from cairn.core.errors import CairnError
     from cairn.registry.registry import Registry
     from cairn.registry.selectors import resolve
+    from cairn.registry.stores import create_store, open_store
+    from cairn.training.checkpointer import Checkpointer
+    from cairn.training.dataloader import (
+        DistributedCursorSampler,
+        GlobalCursor,
+        LogicalShards,
+        RankLocal,
+        StatefulLoader,
+    )
+    from cairn.training.handle import SaveHandle
+    from cairn.training.loading import LoadReport
+    from cairn.training.provenance import capture_provenance
+    from cairn.training.rng import RngState
+    from cairn.training.sharded import ShardedSlice
     from cairn.workspace.checkout import CheckoutResult, checkout
     from cairn.workspace.commit import CommitOptions, CommitResult, commit
-    from cairn.workspace.stores import create_store, open_store
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "CairnError": "core.errors",
     "CheckoutResult": "workspace.checkout",
+    "Checkpointer": "training.checkpointer",
     "CommitOptions": "workspace.commit",
     "CommitResult": "workspace.commit",
+    "DistributedCursorSampler": "training.dataloader",
+    "GlobalCursor": "training.dataloader",
+    "LoadReport": "training.loading",
+    "LogicalShards": "training.dataloader",
+    "RankLocal": "training.dataloader",
     "Registry": "registry.registry",
+    "RngState": "training.rng",
+    "SaveHandle": "training.handle",
+    "ShardedSlice": "training.sharded",
+    "StatefulLoader": "training.dataloader",
+    "capture_provenance": "training.provenance",
     "checkout": "workspace.checkout",
     "commit": "workspace.commit",
-    "create_store": "workspace.stores",
-    "open_store": "workspace.stores",
+    "create_store": "registry.stores",
+    "open_store": "registry.stores",
     "resolve": "registry.selectors",
 }
 
 __all__ = [
     "CairnError",
     "CheckoutResult",
+    "Checkpointer",
     "CommitOptions",
     "CommitResult",
+    "DistributedCursorSampler",
+    "GlobalCursor",
+    "LoadReport",
+    "LogicalShards",
+    "RankLocal",
     "Registry",
+    "RngState",
+    "SaveHandle",
+    "ShardedSlice",
+    "StatefulLoader",
     "__version__",
+    "capture_provenance",
     "checkout",
     "commit",
     "create_store",

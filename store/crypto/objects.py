@@ -41,6 +41,7 @@ class ObjectKind(IntEnum):
     REACHABILITY = 5
     SESSION = 6
     CACHE = 7
+    FRAGMENT = 8
 
 
 def seal_object(class_key: bytes, store: StoreId, kind: ObjectKind, plaintext: Buffer, entropy: Entropy) -> bytes:

@@ -1,15 +1,32 @@
 """What changed between two checkpoints, by meaning."""
 
+from collections.abc import Iterable
+
 import pytest
 
-from cairn.manifests.diff import FileChange, diff_files, diff_tensors
-from cairn.manifests.schema import FileEntry, Inline, Key, Literal, TensorEntry
+from cairn.manifests.diff import FileChange, TensorChange, diff_files
+from cairn.manifests.diff import diff_tensors as diff_with_boxes
+from cairn.manifests.schema import FileEntry, Inline, Key, Literal, Region, TensorEntry
+from cairn.manifests.tiling import Box
 
 A, B, C = bytes(32), b"\1" * 32, b"\2" * 32
 
 
 def tensor(name: str, tiles: bytes = A, shape: tuple[int, ...] = (4,), dtype: str = "float32") -> TensorEntry:
     return TensorEntry(Key("", (name,)), dtype, shape, tiles=tiles)
+
+
+def boxes(entry: TensorEntry) -> dict[Box, bytes]:
+    """What a manifest says of an entry's stored boxes, each tile a box of its own along the first axis."""
+    if entry.regions:
+        return {Box(region.offsets, region.lengths): region.digest for region in entry.regions}
+    data = entry.inline or entry.tiles or entry.tile_pages or b""
+    step = 32 if entry.inline is None else len(data)
+    return {Box((at,), (1,)): data[at : at + step] for at in range(0, len(data), step)}
+
+
+def diff_tensors(old: Iterable[TensorEntry], new: Iterable[TensorEntry]) -> list[TensorChange]:
+    return diff_with_boxes(old, new, boxes, boxes)
 
 
 def test_equal_sides_do_not_differ() -> None:
@@ -52,7 +69,19 @@ def test_tensors_are_added_removed_reshaped_and_changed() -> None:
 )
 def test_change_is_seen_in_each_form_of_a_tensor(old: TensorEntry, new: TensorEntry) -> None:
     (change,) = diff_tensors([old], [new])
-    assert (change.kind, change.tiles_changed) == ("changed", None)
+    assert (change.kind, change.tiles_changed, change.tiles) == ("changed", 1, 1)
+
+
+def test_another_cut_is_told_from_another_content() -> None:
+    def cut(*regions: Region) -> TensorEntry:
+        return TensorEntry(Key("", ("a",)), "float32", (4,), regions=regions)
+
+    halves = cut(Region((0,), (2,), A), Region((2,), (2,), B))
+    thirds = cut(Region((0,), (2,), A), Region((2,), (1,), B), Region((3,), (1,), C))
+    other = cut(Region((0,), (2,), C), Region((2,), (1,), B), Region((3,), (1,), C))
+    assert [change.kind for change in diff_tensors([halves], [thirds])] == ["recut"]
+    assert [change.kind for change in diff_tensors([halves], [other])] == ["changed"]
+    assert diff_tensors([halves], [halves]) == []
 
 
 def test_a_tie_alone_is_no_change_of_content() -> None:

@@ -51,7 +51,11 @@ CONFINED = (
     Confined("torch", ("torch",), ("training/", "formats/", "loader/placement.py")),
     Confined("print", ("builtins.print", "sys.stdout", "sys.stderr", "click", "rich"), ("cli/",)),
     Confined("environment", ("os.environ", "os.environb", "os.getenv", "os.putenv"), ("cli/", "core/settings.py")),
-    Confined("exit", ("sys.exit", "os._exit", "builtins.exit", "builtins.quit", "builtins.SystemExit"), ("cli/",)),
+    Confined(
+        "exit",
+        ("sys.exit", "os._exit", "builtins.exit", "builtins.quit", "builtins.SystemExit"),
+        ("cli/", "training/atexit.py"),
+    ),
     Confined(
         "clock",
         (

@@ -9,7 +9,7 @@ import pytest
 
 from cairn.core.canonical import decode, encode
 from cairn.registry import fold
-from cairn.registry.entries import Abort, Payload, RefChange, RefDelete, RefMove
+from cairn.registry.entries import Abort, Payload, RefChange, RefDelete, RefMove, RunOpen
 from cairn.registry.fold import decode_state, encode_state
 from cairn.registry.state import Checkpoint, Piece, Ref, State
 from tests.support.logs import (
@@ -243,6 +243,33 @@ REFS = {
 
 @pytest.mark.parametrize(("payload", "reason"), REFS.values(), ids=REFS)
 def test_a_change_of_refs_is_void(state: State, payload: Payload, reason: str) -> None:
+    assert void(state, payload) == reason
+
+
+# --- Runs -------------------------------------------------------------------------------------
+
+
+def test_a_run_takes_over_its_branch(state: State) -> None:
+    assert LOG.apply(state, RunOpen(MODEL, MAIN, 1)) is None
+    assert LOG.apply(state, commit_entry(SECOND, ref=moved(FIRST), run_epoch=1)) is None
+    assert LOG.apply(state, RunOpen(MODEL, MAIN, 2)) is None
+    zombie = commit_entry(b"3" * 32, ref=moved(SECOND), run_epoch=1)
+    assert void(state, zombie) == "its run epoch 1 was superseded: another run has taken over the branch"
+    elsewhere = commit_entry(b"3" * 32, ref=moved(None, b"branch"), run_epoch=2)
+    assert void(state, elsewhere) == "its run epoch 2 was superseded: another run has taken over the branch"
+    assert LOG.apply(state, commit_entry(b"3" * 32, ref=moved(SECOND), run_epoch=2)) is None
+    assert LOG.apply(state, commit_entry(b"4" * 32, ref=moved(b"3" * 32))) is None, "a commit by hand names no run"
+
+
+RUNS = {
+    "model": (RunOpen(b"x" * 16, MAIN, 1), "its model does not exist"),
+    "skipped": (RunOpen(MODEL, MAIN, 2), "its run epoch is not the next one"),
+    "repeated": (RunOpen(MODEL, MAIN, 0), "its run epoch is not the next one"),
+}
+
+
+@pytest.mark.parametrize(("payload", "reason"), RUNS.values(), ids=RUNS)
+def test_a_run_is_void(state: State, payload: Payload, reason: str) -> None:
     assert void(state, payload) == reason
 
 

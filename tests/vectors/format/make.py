@@ -46,7 +46,7 @@ PASSPHRASE = "correct horse battery staple"
 # First and later commits: (module and name, value). The second set makes everything come in several pieces.
 ONE_THREAD = (("cairn.core.pool.MEMORY_BUDGET_BYTES", 1),)
 IN_PIECES = (
-    ("cairn.workspace.commit.ENTRY_DIGEST_BYTES_MAX", 96),
+    ("cairn.registry.manifestwriter.ENTRY_DIGEST_BYTES_MAX", 96),
     ("cairn.workspace.record._ENTRY_BYTES", 100),
     ("cairn.manifests.pages._MIN_BYTES", 64),
     ("cairn.manifests.pages.PAGE_BYTES_TARGET", 256),

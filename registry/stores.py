@@ -5,11 +5,11 @@ from pathlib import Path
 
 from cairn.core.settings import Settings
 from cairn.registry.localfiles import KeyHome
+from cairn.registry.location import backend_at, backend_for_new
 from cairn.registry.opened import KeySource, OpenStore
 from cairn.registry.opened import create_store as _create
 from cairn.registry.opened import open_store as _open
 from cairn.registry.registry import Registry
-from cairn.workspace.location import backend_at, backend_for_new
 
 
 def create_store(

@@ -1,0 +1,125 @@
+"""Cutting a shard into what is stored of it: whole tiles of the canonical grid, and regions for the rest.
+
+Tiles are what all layouts share. What remains of a box around its whole tiles is cut into few large boxes, not
+along the grid: a region of a megabyte costs less than many slivers of tiles.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+import msgspec
+
+from cairn.manifests.dtypes import BITS
+from cairn.manifests.schema import Region
+from cairn.manifests.tiling import TILE_BYTES_MAX, Box, Grid, grid
+
+cached_grid = lru_cache(maxsize=4096)(grid)
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """One box to be stored, and the number of the tile that it is, or -1."""
+
+    box: Box
+    tile: int
+
+
+@lru_cache(maxsize=65536)
+def cut_box(dtype: str, shape: tuple[int, ...], box: Box) -> tuple[Piece, ...]:
+    """All pieces of a box of a tensor, none empty; together they are the box.
+
+    Raises:
+        ValueError: a part of a tensor whose elements are narrower than a byte.
+    """
+    if not box.volume:
+        return ()
+    layout = cached_grid(dtype, shape)
+    if BITS[dtype] % 8:
+        if box.lengths != shape:
+            raise ValueError(f"a part of a {dtype} tensor cannot be stored for itself")
+        return tuple(Piece(layout.tile(n), n) for n in range(layout.tile_count))
+    inner = [
+        _whole_cells(edges, at, at + n) for edges, at, n in zip(layout.edges, box.offsets, box.lengths, strict=True)
+    ]
+    if any(first >= last for first, last in inner):
+        return tuple(Piece(part, -1) for part in split_box(box, layout.item_bytes))
+    tiles = tuple(Piece(layout.tile(n), n) for n in _numbers(layout.counts, inner))
+    around = _around(box, [(e[first], e[last]) for e, (first, last) in zip(layout.edges, inner, strict=True)])
+    return tiles + tuple(Piece(part, -1) for slab in around for part in split_box(slab, layout.item_bytes))
+
+
+def tiles_in(layout: Grid, box: Box) -> Iterator[tuple[int, Box]]:
+    """Numbers and boxes of all tiles that a box touches."""
+    if not box.volume:
+        return
+    cells = [
+        (bisect_right(edges, at) - 1, bisect_left(edges, at + length))
+        for edges, at, length in zip(layout.edges, box.offsets, box.lengths, strict=True)
+    ]
+    for number in _numbers(layout.counts, cells):
+        yield number, layout.tile(number)
+
+
+def uncovered(shape: tuple[int, ...], boxes: list[Box]) -> str:
+    """What is wrong with boxes that should cover a tensor exactly once; empty if nothing is."""
+    total, covered = prod(shape), sum(box.volume for box in boxes)
+    boxes = sorted((box for box in boxes if box.volume), key=lambda box: box.offsets)
+    for number, box in enumerate(boxes):
+        if any(at + n > length for at, n, length in zip(box.offsets, box.lengths, shape, strict=True)):
+            return f"a part at {list(box.offsets)} of {list(box.lengths)} lies outside its shape {list(shape)}"
+        for other in boxes[number + 1 :]:
+            if shape and other.offsets[0] >= box.offsets[0] + box.lengths[0]:
+                break
+            if not shape or box.intersect(other):
+                return f"parts at {list(box.offsets)} and {list(other.offsets)} overlap"
+    return "" if covered == total else f"{total - covered} of its {total} elements are held by no rank"
+
+
+def split_box(box: Box, item_bytes: int) -> Iterator[Box]:
+    """Cut a box into boxes of at most `TILE_BYTES_MAX` whose bytes are contiguous in it."""
+    if box.volume * item_bytes <= TILE_BYTES_MAX:
+        yield box
+        return
+    axis = next(i for i, length in enumerate(box.lengths) if length > 1)
+    unit = prod(box.lengths[axis + 1 :]) * item_bytes
+    step = max(TILE_BYTES_MAX // unit, 1)
+    for start in range(0, box.lengths[axis], step):
+        part = _narrowed(box, axis, box.offsets[axis] + start, min(step, box.lengths[axis] - start))
+        yield from split_box(part, item_bytes)
+
+
+def region_order(region: Region) -> tuple[int, ...]:
+    """What regions of an entry are sorted by."""
+    return region.offsets
+
+
+def _whole_cells(edges: tuple[int, ...], start: int, end: int) -> tuple[int, int]:
+    """Cells of an axis that lie within `[start, end)`: the first, and one after the last."""
+    return bisect_left(edges, start), bisect_right(edges, end) - 1
+
+
+def _numbers(counts: tuple[int, ...], cells: list[tuple[int, int]]) -> Iterator[int]:
+    for cell in product(*(range(first, last) for first, last in cells)):
+        number = 0
+        for count, at in zip(counts, cell, strict=True):
+            number = number * count + at
+        yield number
+
+
+def _around(box: Box, inner: list[tuple[int, int]]) -> Iterator[Box]:
+    """What lies in a box and not in the inner one, as at most two slabs an axis."""
+    for axis, (low, high) in enumerate(inner):
+        start, end = box.offsets[axis], box.offsets[axis] + box.lengths[axis]
+        if start < low:
+            yield _narrowed(box, axis, start, low - start)
+        if high < end:
+            yield _narrowed(box, axis, high, end - high)
+        box = _narrowed(box, axis, low, high - low)
+
+
+def _narrowed(box: Box, axis: int, offset: int, length: int) -> Box:
+    return Box(
+        (*box.offsets[:axis], offset, *box.offsets[axis + 1 :]), (*box.lengths[:axis], length, *box.lengths[axis + 1 :])
+    )

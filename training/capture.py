@@ -1,0 +1,166 @@
+"""Capturing a state: which bytes of which tensors go where in host memory, and copying them there.
+
+A plan has one slot for each stretch that is copied. Where a rank stores all of its local tensor, the tensor is one
+slot, copied at the speed of memory, and tiles are cut from it later; where it stores some pieces, each is a slot.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from cairn.loader.boxes import NUMPY_OF_WIDTH
+from cairn.manifests.dtypes import BITS
+from cairn.manifests.pieces import Piece
+from cairn.manifests.tiling import Box
+from cairn.training.hostmemory import ALIGN_BYTES, Arena
+from cairn.training.leaves import TensorLeaf
+from cairn.training.ownership import deal
+from cairn.training.placements import Part
+
+# What one call copies while training goes on: small enough that waiting for it is short.
+COPY_BYTES = 64 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Cut:
+    """One piece inside a slot: where it lies there, and whether it is stored or only compared."""
+
+    piece: Piece
+    at: Box
+    stored: bool
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One stretch of host memory: `offset` in bytes, `shape` in elements, and the pieces to be cut from it."""
+
+    leaf: int
+    source: torch.Tensor
+    offset: int
+    shape: tuple[int, ...]
+    cuts: list[Cut]
+    width: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stretch."""
+        return prod(self.shape) * self.width
+
+    def array(self, memory: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+        """Its elements in the captured memory, as integers of their width."""
+        flat = memory[self.offset : self.offset + self.nbytes]
+        return flat.view(NUMPY_OF_WIDTH[self.width]).reshape(self.shape)
+
+
+@dataclass(slots=True)
+class CapturePlan:
+    """Slots in order, and the bytes that they take together."""
+
+    slots: list[Slot] = field(default_factory=list)
+    nbytes: int = 0
+    signature: tuple[Any, ...] = ()
+
+    def add(self, leaf: int, source: torch.Tensor, cuts: list[Cut], width: int) -> None:
+        """Append a slot for `source`."""
+        slot = Slot(leaf, source, self.nbytes, tuple(source.shape), cuts, width)
+        self.slots.append(slot)
+        self.nbytes += -(-slot.nbytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def plan_capture(leaves: Sequence[TensorLeaf], replicas: Sequence[tuple[int, int] | None], check: bool) -> CapturePlan:
+    """Lay out the capture of this rank's tensors.
+
+    Args:
+        replicas: of each leaf: (index, count) among its holders as the ranks agreed, or None for what its own
+            placements say.
+        check: also capture replicas that others store, to compare them.
+    """
+    plan = CapturePlan()
+    for number, (leaf, agreed) in enumerate(zip(leaves, replicas, strict=True)):
+        if leaf.tied_to is not None:
+            continue
+        width = max(BITS[leaf.dtype] // 8, 1)
+        for holding in leaf.holdings:
+            replica = agreed or holding.replica
+            dealt = deal(leaf.key, leaf.dtype, leaf.shape, holding.parts, replica)
+            wanted = [(part, piece, stored) for part, piece, stored in dealt if stored or check]
+            if len(wanted) == len(dealt):
+                if dealt:
+                    cuts = [Cut(piece, _local(part, piece), stored) for part, piece, stored in dealt]
+                    plan.add(number, holding.local.detach(), cuts, width)
+                continue
+            for part, piece, stored in wanted:
+                at = _local(part, piece)
+                slices = tuple(slice(o, o + n) for o, n in zip(at.offsets, at.lengths, strict=True))
+                own = Box((0,) * len(at.lengths), at.lengths)
+                plan.add(number, holding.local.detach()[slices], [Cut(piece, own, stored)], width)
+    return plan
+
+
+def _local(part: Part, piece: Piece) -> Box:
+    """Where a piece of a part lies in the local tensor."""
+    offsets = tuple(
+        at - start + local
+        for at, start, local in zip(piece.box.offsets, part.box.offsets, part.local.offsets, strict=True)
+    )
+    return Box(offsets, piece.box.lengths)
+
+
+class Capture:
+    """Copies a plan's slots into an arena, all at once or in batches."""
+
+    def __init__(self, plan: CapturePlan, arena: Arena) -> None:
+        self.plan, self._arena = plan, arena
+        self._targets: list[torch.Tensor] | None = None
+        self._memory: torch.Tensor | None = None
+
+    def batches(self, slots: Sequence[int]) -> Iterator[list[int]]:
+        """Slots in batches of about `COPY_BYTES`."""
+        batch, size = [], 0
+        for number in slots:
+            batch.append(number)
+            size += self.plan.slots[number].nbytes
+            if size >= COPY_BYTES:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    def copy(self, numbers: Iterable[int]) -> None:
+        """Copy some slots; returns when the bytes are there."""
+        targets = self._target_views()
+        slots = self.plan.slots
+        chosen = list(numbers)
+        if not chosen:
+            return
+        sources = [slots[n].source for n in chosen]
+        cuda = [source for source in sources if source.is_cuda]
+        with torch.no_grad():
+            torch._foreach_copy_([targets[n] for n in chosen], sources, non_blocking=bool(cuda))
+        for device in {source.device for source in cuda}:
+            torch.cuda.current_stream(device).synchronize()
+
+    def same(self, number: int) -> bool:
+        """Whether a slot still equals its source, bit for bit."""
+        slot = self.plan.slots[number]
+        source = slot.source.to("cpu", copy=True).contiguous().reshape(-1).view(torch.uint8)
+        return torch.equal(self._target_views()[number].reshape(-1).view(torch.uint8), source)
+
+    def array(self) -> "np.ndarray[Any, Any]":
+        """The captured bytes."""
+        self._target_views()
+        return self._arena.array()
+
+    def _target_views(self) -> list[torch.Tensor]:
+        memory = self._arena.reserve(self.plan.nbytes)
+        if self._targets is None or memory is not self._memory:
+            self._memory = memory
+            self._targets = [
+                memory[slot.offset : slot.offset + slot.nbytes].view(slot.source.dtype).view(slot.shape)
+                for slot in self.plan.slots
+            ]
+        return self._targets

@@ -1,0 +1,169 @@
+"""From captured memory to stored chunks: hash, compare with what the store knows, seal, pack."""
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cairn.core.errors import Superseded
+from cairn.core.limits import FRAGMENT_INLINE_BYTES_MAX, FRAGMENT_SHARD_BYTES_MAX, INLINE_BYTES_MAX
+from cairn.core.pool import Pool
+from cairn.store.chunkstore import ChunkSave, ChunkWriter
+from cairn.store.crypto.tenant import ContentType
+from cairn.training.capture import CapturePlan, Cut, Slot
+from cairn.training.fragment import Contribution, Shard, Span
+from cairn.training.leaves import TensorLeaf
+
+# Bytes that one job hashes and seals: several tiles, so that handing out jobs costs nothing.
+_JOB_BYTES = 8 << 20
+_NICENESS = 10
+
+
+@dataclass(slots=True)
+class _Found:
+    """What became of one leaf's pieces."""
+
+    tiles: dict[int, bytes] = field(default_factory=dict)
+    shards: list[Shard] = field(default_factory=list)
+    seen_tiles: dict[int, bytes] = field(default_factory=dict)
+    seen_shards: list[Shard] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    slot: Slot
+    cuts: Sequence[Cut]
+
+
+class Encoder:
+    """Stores one save's captured pieces."""
+
+    def __init__(
+        self,
+        save: ChunkSave,
+        plan: CapturePlan,
+        leaves: Sequence[TensorLeaf],
+        memory: Any,
+        cancelled: Callable[[], bool] = bool,
+    ) -> None:
+        self._save, self._plan, self._leaves, self._memory = save, plan, leaves, memory
+        self._cancelled = cancelled
+        self._found = [_Found() for _ in leaves]
+        self._inline = _inline_slots(plan, leaves)
+        self._lock = threading.Lock()
+        self._hash = save.chunks.access.keys.chunk.digest
+
+    def run(self, threads: int) -> list[Contribution]:
+        """Store everything; all packs are durable when this returns."""
+        Pool[_Job](threads, self._work).run(self._jobs())
+        return [_contribution(leaf, found) for leaf, found in zip(self._leaves, self._found, strict=True)]
+
+    def _jobs(self) -> Iterator[_Job]:
+        for slot in self._plan.slots:
+            whole = slot.leaf in self._inline
+            if whole or len(slot.cuts) == 1:
+                yield _Job(slot, slot.cuts)
+                continue
+            step = max(_JOB_BYTES // (slot.nbytes // len(slot.cuts) or 1), 1)
+            for at in range(0, len(slot.cuts), step):
+                yield _Job(slot, slot.cuts[at : at + step])
+
+    def _work(self, jobs: Iterable[_Job]) -> None:
+        yield_to_training()
+        with self._save.writer() as writer:
+            for job in jobs:
+                if self._cancelled():
+                    raise Superseded("a newer save took the place of this one")
+                array, found = job.slot.array(self._memory), self._found[job.slot.leaf]
+                leaf = self._leaves[job.slot.leaf]
+                small = job.slot.leaf in self._inline
+                for cut in job.cuts:
+                    self._store(writer, leaf, found, cut, _bytes_of(array, cut), small, job.slot.width)
+
+    def _store(
+        self, writer: ChunkWriter, leaf: TensorLeaf, found: _Found, cut: Cut, data: memoryview, small: bool, width: int
+    ) -> None:
+        piece = cut.piece
+        offsets, lengths = piece.box.offsets, piece.box.lengths
+        if not cut.stored:
+            digest = bytes(self._hash(data))
+            with self._lock:
+                if piece.tile >= 0:
+                    found.seen_tiles[piece.tile] = digest
+                else:
+                    found.seen_shards.append(Shard(offsets, lengths, digest))
+            return
+        if small:
+            shard = Shard(offsets, lengths, b"", bytes(data))
+        else:
+            digest = bytes(writer.put(ContentType.CHUNK, data, width))
+            shard = Shard(offsets, lengths, digest)
+        with self._lock:
+            if piece.tile >= 0 and not small:
+                found.tiles[piece.tile] = digest
+            else:
+                found.shards.append(shard)
+
+
+def yield_to_training() -> None:
+    """Let the calling thread give way to those that train."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+def _bytes_of(array: "np.ndarray[Any, Any]", cut: Cut) -> memoryview:
+    """Row-major bytes of a piece; a copy only if it is not contiguous in its slot."""
+    slices = tuple(slice(o, o + n) for o, n in zip(cut.at.offsets, cut.at.lengths, strict=True))
+    return np.ascontiguousarray(array[slices]).reshape(-1).view(np.uint8).data
+
+
+def _inline_slots(plan: CapturePlan, leaves: Sequence[TensorLeaf]) -> set[int]:
+    """Leaves whose bytes ride in the fragment: tiny tensors, and small shards of tensors that others complete."""
+    sizes: dict[int, int] = {}
+    cut: set[int] = set()
+    for slot in plan.slots:
+        sizes[slot.leaf] = sizes.get(slot.leaf, 0) + slot.nbytes
+        if any(one.piece.tile < 0 for one in slot.cuts):
+            cut.add(slot.leaf)
+    chosen, budget = set(), FRAGMENT_INLINE_BYTES_MAX
+    for leaf, size in sorted(sizes.items(), key=lambda pair: (pair[1], pair[0])):
+        total = prod(leaves[leaf].shape) * plan_width(leaves[leaf])
+        if total <= INLINE_BYTES_MAX:
+            chosen.add(leaf)
+        elif leaf in cut and size < FRAGMENT_SHARD_BYTES_MAX and size <= budget:
+            chosen.add(leaf)
+            budget -= size
+    return chosen
+
+
+def plan_width(leaf: TensorLeaf) -> int:
+    """Bytes of an element."""
+    return leaf.holdings[0].local.element_size()
+
+
+def _contribution(leaf: TensorLeaf, found: _Found) -> Contribution:
+    return Contribution(
+        leaf.key, int(leaf.component), leaf.dtype, leaf.shape,
+        _spans(found.tiles), _sorted(found.shards), _spans(found.seen_tiles), _sorted(found.seen_shards),
+        leaf.trainable, leaf.tied_to,
+    )  # fmt: skip
+
+
+def _spans(tiles: dict[int, bytes]) -> tuple[Span, ...]:
+    """Digests by number as runs."""
+    spans: list[tuple[int, list[bytes]]] = []
+    for number in sorted(tiles):
+        if spans and spans[-1][0] + len(spans[-1][1]) == number:
+            spans[-1][1].append(tiles[number])
+        else:
+            spans.append((number, [tiles[number]]))
+    return tuple(Span(first, b"".join(run)) for first, run in spans)
+
+
+def _sorted(shards: list[Shard]) -> tuple[Shard, ...]:
+    return tuple(sorted(shards, key=lambda shard: shard.offsets))

@@ -1,0 +1,44 @@
+"""The envelope of a checkpoint: when, where and how fast it was saved. Outside its identity."""
+
+import msgspec
+
+from cairn.core.canonical import decode
+from cairn.core.ids import ModelId
+from cairn.registry.indexing import read_object
+from cairn.registry.publish import ENVELOPE
+from cairn.registry.registry import Registry
+from cairn.registry.state import Checkpoint
+from cairn.store.chunkstore import WriteCounts
+from cairn.store.crypto.components import ComponentClass
+from cairn.training.fragment import Stages
+
+
+class RankReport(msgspec.Struct, frozen=True):
+    """One rank's stage times (seconds) and bytes."""
+
+    rank: int
+    host: str
+    stages: Stages
+    counts: WriteCounts
+    notes: tuple[str, ...] = ()
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """All ranks' reports and the coordinator's clock when it committed."""
+
+    committing_at: int
+    ranks: tuple[RankReport, ...]
+    notes: tuple[str, ...] = ()
+
+
+def read_envelope(registry: Registry, model: ModelId, checkpoint: Checkpoint) -> Envelope | None:
+    """The envelope of a checkpoint; None if it has none.
+
+    Raises:
+        IntegrityError: it is missing or damaged.
+    """
+    if checkpoint.envelope is None:
+        return None
+    what = f"envelope of commit entry {checkpoint.n}"
+    sealed = read_object(registry.opened, checkpoint.envelope, ENVELOPE)
+    return decode(registry.model_keys(model).pair(ComponentClass.META).open(sealed, ENVELOPE, what), Envelope, what)

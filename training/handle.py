@@ -1,0 +1,78 @@
+"""What `save` gives back."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from cairn.core.errors import CairnError, UsageError
+from cairn.core.ids import CheckpointId
+from cairn.training.fragment import Stages
+
+
+@dataclass(slots=True, eq=False)
+class SaveHandle:
+    """One save under way.
+
+    Attributes:
+        step: as given to `save`.
+        captured: done when the state may change again in any way; its result is None.
+        committed: done when the checkpoint exists, durably; its result is the checkpoint's id.
+        stages: where the time went on this rank, filled as the save goes on.
+        notes: what is worth a word: doubled pieces, stale weights.
+        skipped: nothing was saved, since another save was under way and the policy is `skip`.
+    """
+
+    step: int
+    local_store: bool
+    captured: "Future[None]" = field(default_factory=Future)
+    committed: "Future[CheckpointId]" = field(default_factory=Future)
+    stages: Stages = field(default_factory=Stages)
+    notes: list[str] = field(default_factory=list)
+    skipped: bool = False
+
+    def durable(self, tier: str) -> "Future[None] | Future[CheckpointId]":
+        """Done when a tier holds the state: `memory` (this host's), `local` or `object` (the store, by its kind).
+
+        Raises:
+            UsageError: the store is not of that tier.
+        """
+        if tier == "memory":
+            return self.captured
+        if tier == ("local" if self.local_store else "object"):
+            return self.committed
+        raise UsageError(
+            f"this checkpointer has no tier {tier!r}",
+            hint=f"its tiers are 'memory' and '{'local' if self.local_store else 'object'}'",
+        )
+
+    def wait(self, seconds: float | None = None) -> CheckpointId:
+        """Wait until the checkpoint exists; returns its id.
+
+        Raises:
+            CairnError: why the save failed.
+            TimeoutError: it took longer than `seconds`.
+        """
+        return self.committed.result(seconds)
+
+    def fail(self, error: BaseException) -> None:
+        """Settle every future that is open."""
+        for future in (self.captured, self.committed):
+            if not future.done():
+                future.set_exception(error)
+
+    @property
+    def stage(self) -> str:
+        """What the save is at: `capture`, `write`, `commit`, `done`."""
+        if self.committed.done():
+            return "done"
+        if not self.captured.done():
+            return "capture"
+        return "commit" if self.stages.write else "write"
+
+    def failure(self) -> BaseException | None:
+        """Why it failed, with its step named; None if it is committed."""
+        error = self.committed.exception()
+        if isinstance(error, CairnError) and f"step {self.step}" not in error.message:
+            error.message = f"save of step {self.step}: {error.message}"
+        elif error is not None and not isinstance(error, CairnError):
+            error.add_note(f"this ended the save of step {self.step}")
+        return error

@@ -1,0 +1,320 @@
+"""Loading on all ranks: resolve -> match -> vote -> read in place -> vote -> put plain values in place.
+
+Nothing is written into a target before every rank has said that everything fits. A read that fails later leaves
+tensors unusable; that is raised on every rank.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+from blake3 import blake3
+
+from cairn.core.errors import IntegrityError, NotFoundError, SaveFailed, StateMismatch
+from cairn.core.ids import CheckpointId, ModelId
+from cairn.core.limits import LISTED_NAMES_MAX, READ_BYTES_TARGET
+from cairn.core.pool import threads_within_budget
+from cairn.loader.boxes import BoxPlan, StoredTensor, Target
+from cairn.loader.execute import execute
+from cairn.loader.placement import as_array
+from cairn.loader.plan import ReadPlan, plan_reads
+from cairn.manifests.exactness import check_exact_enough
+from cairn.manifests.schema import TensorEntry
+from cairn.manifests.values import decode_value
+from cairn.registry.checkpoint import CheckpointManifest
+from cairn.registry.names import LATEST
+from cairn.registry.registry import Registry
+from cairn.registry.selectors import resolve
+from cairn.training.leaves import Binding, Read, StoredScope
+from cairn.training.ranks import COORDINATOR, Ranks
+from cairn.training.sharded import Holding
+from cairn.training.tree import parts_of
+
+# A worker holds the ranges of one batch and the plaintext of one chunk.
+_WORKER_BYTES = 2 * READ_BYTES_TARGET
+
+
+class LoadReport(msgspec.Struct, frozen=True):
+    """What a load did on this rank.
+
+    Args:
+        tensors: number of tensors filled; `bytes_wanted` of them on this rank, from `bytes_read` of storage.
+        seconds: by stage: resolve, plan, read, finish.
+        casts, skipped: by name: converted from the recorded dtype; not loaded since state or checkpoint lacks them.
+        not_asked: parts of the checkpoint that the state does not have.
+        notes: what else is worth a word.
+    """
+
+    checkpoint: CheckpointId
+    step: int | None
+    tensors: int
+    bytes_wanted: int
+    bytes_read: int
+    requests: int
+    seconds: dict[str, float]
+    casts: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    not_asked: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class LoadOptions(msgspec.Struct, frozen=True):
+    """As in `Checkpointer.load`."""
+
+    ref: str = LATEST
+    strict: bool = True
+    require: str = ""
+    verify: str = "digest"
+    casts: bool = False
+    missing_ok: bool = False
+
+
+class _Vote(msgspec.Struct, frozen=True):
+    """What one rank found: what does not fit, and a name for the list of what it does not take."""
+
+    problems: tuple[str, ...]
+    missing: tuple[str, ...]
+    extra: bytes
+
+
+class _Verdict(msgspec.Struct, frozen=True):
+    """What the coordinator made of all votes."""
+
+    problems: tuple[str, ...]
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A plan for this rank, and what is to be done once it is carried out."""
+
+    plan: BoxPlan
+    reads: ReadPlan
+    casts: list[str] = field(default_factory=list)
+    after: list[Any] = field(default_factory=list)
+
+
+class Loader:
+    """One load."""
+
+    def __init__(self, registry: Registry, ranks: Ranks, task: str, seconds: float) -> None:
+        self._registry, self._ranks, self._task, self._limit = registry, ranks, task, seconds
+        self._clock = registry.opened.clock
+        self._seconds: dict[str, float] = {}
+
+    def load(self, model: str, branch: str, state: dict[str, Any], options: LoadOptions) -> LoadReport | None:
+        """Load; see `Checkpointer.load`."""
+        try:
+            return self._load(model, branch, state, options)
+        except BaseException as error:
+            self._ranks.fail(self._task, error)
+            raise
+
+    def _load(self, model: str, branch: str, state: dict[str, Any], options: LoadOptions) -> LoadReport | None:
+        begun = self._clock.monotonic()
+        found = self._resolve(model, branch, options)
+        if found is None:
+            return None
+        manifest = CheckpointManifest(self._registry, *found)
+        check_exact_enough(manifest.body.exactness, options.require, manifest.what)
+        begun = self._lap("resolve", begun)
+        parts, binding = parts_of(state), Binding()
+        stored, not_asked = stored_scopes(manifest, set(state))
+        for (scope, path), part in parts.items():
+            below = stored.get(scope, StoredScope())
+            binding.add(part.bind(below.below(path) if path else below))
+        verdict = self._vote(manifest, binding, options)
+        prepared = self._prepare(manifest, binding.reads)
+        begun = self._lap("plan", begun)
+        self._read(prepared, options)
+        begun = self._lap("read", begun)
+        notes = list(binding.notes)
+        for finish in (*prepared.after, *binding.finish, *binding.last):
+            notes += finish()
+        self._lap("finish", begun)
+        return LoadReport(
+            found[1], manifest.body.step, len(binding.reads), prepared.plan.bytes_wanted,
+            prepared.reads.bytes_fetched, prepared.reads.requests, self._seconds, tuple(prepared.casts),
+            (*verdict.missing, *verdict.extra), tuple(not_asked), tuple(notes),
+        )  # fmt: skip
+
+    def _lap(self, stage: str, since: float) -> float:
+        now = self._clock.monotonic()
+        self._seconds[stage] = now - since
+        return now
+
+    # --- which checkpoint ----------------------------------------------------------------------------
+
+    def _resolve(self, model: str, branch: str, options: LoadOptions) -> tuple[ModelId, CheckpointId] | None:
+        """One rank resolves, all load the same."""
+        if self._ranks.coordinates:
+            found = self._resolved(model, branch, options)
+            self._ranks.tell(self._task, "ref", msgspec.msgpack.encode(found))
+            return found
+        told = self._ranks.wait(self._task, "ref", [COORDINATOR], self._limit)[COORDINATOR]
+        pair = msgspec.msgpack.decode(told, type=tuple[bytes, bytes] | None)
+        self._registry.refresh()
+        return None if pair is None else (ModelId(pair[0]), CheckpointId(pair[1]))
+
+    def _resolved(self, model: str, branch: str, options: LoadOptions) -> tuple[ModelId, CheckpointId] | None:
+        self._registry.refresh()
+        try:
+            return resolve(self._registry, f"{model}@{branch if options.ref == LATEST else options.ref}")
+        except NotFoundError:
+            if options.missing_ok and options.ref == LATEST:
+                return None
+            raise
+
+    # --- whether it fits -----------------------------------------------------------------------------
+
+    def _vote(self, manifest: CheckpointManifest, binding: Binding, options: LoadOptions) -> _Verdict:
+        ranks, task = self._ranks, self._task
+        problems = [*binding.problems, *_misfits(binding.reads, options.casts)]
+        extra = msgspec.msgpack.encode(sorted(binding.extra))
+        digest = blake3(extra).digest()
+        ranks.share(task, digest, extra)
+        ranks.tell(task, "vote", msgspec.msgpack.encode(_Vote(tuple(problems), tuple(binding.missing), digest)))
+        if ranks.coordinates:
+            votes = ranks.wait(task, "vote", range(ranks.count), self._limit)
+            ranks.tell(task, "verdict", msgspec.msgpack.encode(self._verdict(votes)))
+        told = ranks.wait(task, "verdict", [COORDINATOR], self._limit)[COORDINATOR]
+        verdict = msgspec.msgpack.decode(told, type=_Verdict)
+        lines = list(verdict.problems)
+        if options.strict:
+            lines += _listed("the checkpoint lacks", verdict.missing)
+            lines += _listed("the state lacks", verdict.extra)
+        if lines:
+            raise StateMismatch(
+                f"state and {manifest.what} do not fit; nothing was changed:\n  " + "\n  ".join(lines),
+                hint="mend the state, or pass strict=False to skip what has no partner and casts=True to convert",
+            )
+        return verdict
+
+    def _verdict(self, votes: dict[int, bytes]) -> _Verdict:
+        """All that does not fit anywhere; what no rank takes is too much."""
+        opened = [msgspec.msgpack.decode(votes[rank], type=_Vote) for rank in range(self._ranks.count)]
+        left: set[str] | None = None
+        for digest in {vote.extra for vote in opened}:
+            names = set(msgspec.msgpack.decode(self._ranks.shared(self._task, digest), type=list[str]))
+            left = names if left is None else left & names
+        return _Verdict(
+            tuple(dict.fromkeys(problem for vote in opened for problem in vote.problems)),
+            tuple(dict.fromkeys(name for vote in opened for name in vote.missing)),
+            tuple(sorted(left or ())),
+        )
+
+    # --- reading -------------------------------------------------------------------------------------
+
+    def _prepare(self, manifest: CheckpointManifest, reads: Iterable[Read]) -> _Prepared:
+        plan = BoxPlan()
+        prepared = _Prepared(plan, ReadPlan(()))
+        for read in reads:
+            leaf = read.leaf
+            dtype = getattr(torch, read.entry.dtype)
+            targets: list[Target] = []
+            for holding in leaf.holdings:
+                local, copy_back = _readable(holding, dtype)
+                if copy_back is not None:
+                    prepared.after.append(copy_back)
+                targets += _targets(holding, as_array(local))
+            if leaf.dtype != read.entry.dtype:
+                prepared.casts.append(f"{leaf.key}: {read.entry.dtype} to {leaf.dtype}")
+            if targets:
+                plan.add(stored_tensor(manifest, read.entry), targets)
+        prepared.reads = plan_reads(plan.groups(), manifest.chunks.index, self._registry.opened.keys.chunk)
+        return prepared
+
+    def _read(self, prepared: _Prepared, options: LoadOptions) -> None:
+        ranks, task, plan = self._ranks, self._task, prepared.plan
+        chunks = self._registry.chunks()
+        try:
+            plan.copy_inline()
+            execute(
+                prepared.reads, chunks, plan.deliver, threads_within_budget(_WORKER_BYTES), plan.place,
+                options.verify != "aead",
+            )  # fmt: skip
+        except IntegrityError as error:
+            raise IntegrityError(
+                f"the state is now unusable, since its tensors are filled in part: {error.message}", hint=error.hint
+            ) from error
+        if ranks.count > 1:
+            ranks.tell(task, "read", b"")
+            if ranks.coordinates:
+                ranks.wait(task, "read", range(ranks.count), self._limit)
+                ranks.tell(task, "all-read", b"")
+            try:
+                ranks.wait(task, "all-read", [COORDINATOR], self._limit)
+            except SaveFailed as error:
+                error.message = f"the state is now unusable, since not all ranks could fill theirs: {error.message}"
+                raise
+
+
+def stored_scopes(manifest: CheckpointManifest, wanted: set[str]) -> tuple[dict[str, StoredScope], list[str]]:
+    """Entries of a checkpoint by scope, and the names of scopes that are not wanted."""
+    scopes: dict[str, StoredScope] = {}
+    others: dict[str, None] = {}
+    for tensor in manifest.tensors():
+        if tensor.key.scope in wanted:
+            scopes.setdefault(tensor.key.scope, StoredScope()).tensors[tensor.key.path] = tensor
+        else:
+            others[tensor.key.scope] = None
+    for value in manifest.values():
+        if value.key.scope in wanted:
+            read = partial(_value, manifest, value)
+            scopes.setdefault(value.key.scope, StoredScope()).values[value.key.path] = read
+        else:
+            others[value.key.scope] = None
+    return scopes, sorted(others)
+
+
+def _value(manifest: CheckpointManifest, entry: Any) -> Any:
+    return decode_value(manifest.value_bytes(entry), f"value {entry.key} of {manifest.what}")
+
+
+def stored_tensor(manifest: CheckpointManifest, entry: TensorEntry) -> StoredTensor:
+    """Where an entry's bytes are."""
+    name = str(entry.key)
+    if entry.inline is not None:
+        return StoredTensor(name, entry.dtype, entry.shape, entry.inline)
+    tiles = manifest.tiles(entry)
+    return StoredTensor(name, entry.dtype, entry.shape, None, tiles, () if tiles else manifest.regions(entry))
+
+
+def _readable(holding: Holding, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
+    """Host memory of the recorded dtype to read a local tensor into, and what then brings it there, if it is apart."""
+    local = holding.local.detach()
+    if local.is_cpu and local.dtype is dtype and not local.is_conj() and not local.is_neg():
+        return local, None
+    staged = torch.empty(local.shape, dtype=dtype)
+
+    def copy_back() -> list[str]:
+        local.copy_(staged)
+        return []
+
+    return staged, copy_back
+
+
+def _targets(holding: Holding, array: Any) -> Iterable[Target]:
+    for part in holding.parts:
+        slices = (slice(o, o + n) for o, n in zip(part.local.offsets, part.local.lengths, strict=True))
+        yield Target(part.box, array[(*slices, ...)])
+
+
+def _misfits(reads: Iterable[Read], casts: bool) -> Iterable[str]:
+    for read in reads:
+        leaf, entry = read.leaf, read.entry
+        if leaf.shape != entry.shape:
+            yield f"{leaf.key} has shape {list(leaf.shape)}, in the checkpoint {list(entry.shape)}"
+        elif leaf.dtype != entry.dtype and not casts:
+            yield f"{leaf.key} is {leaf.dtype}, in the checkpoint {entry.dtype}"
+
+
+def _listed(what: str, names: tuple[str, ...]) -> list[str]:
+    if not names:
+        return []
+    more = f" and {len(names) - LISTED_NAMES_MAX} more" if len(names) > LISTED_NAMES_MAX else ""
+    return [f"{what} {', '.join(names[:LISTED_NAMES_MAX])}{more}"]

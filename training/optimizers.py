@@ -1,0 +1,208 @@
+"""Optimizers: state by the names of their parameters, written back in place.
+
+Nothing here runs a step, casts, or replaces a group: `torch`'s own `load_state_dict` casts moments to the dtype of the
+parameter and replaces the groups that schedulers hold, and its sharded helpers run a hidden step.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from cairn.core.errors import RefusedError
+from cairn.manifests.schema import Key
+from cairn.manifests.values import Container
+from cairn.store.crypto.components import ComponentClass
+from cairn.training.leaves import Binding, Leaves, Path, StoredScope, TensorLeaf, ValueLeaf
+from cairn.training.trees import bind_tree, tree_leaves
+
+_STATE, _GROUPS, _MEMBERS = "state", "groups", "members"
+# Torch keeps names there if it was given them; ours come from the module.
+_OWN_KEYS = ("params", "param_names")
+_CLASS = ComponentClass.OPTIMIZER
+
+
+class OptimizerState:
+    """One or more optimizers (of the stages of a pipeline, say) that share one space of parameter names."""
+
+    def __init__(self, scope: str, prefix: Path, optimizers: Sequence[Optimizer], names: Mapping[int, str]) -> None:
+        """Name every parameter of every group.
+
+        Args:
+            names: of parameters by identity, from the modules of the same state.
+
+        Raises:
+            RefusedError: a parameter has no name.
+        """
+        self._scope, self._prefix, self._optimizers = scope, prefix, optimizers
+        self._names = [_named_groups(str(self._key(())), optimizer, names) for optimizer in optimizers]
+
+    def leaves(self, into: Leaves) -> None:
+        """All tensors and values: the state of each parameter, and the groups."""
+        groups: dict[int, Any] = {}
+        for optimizer, names in zip(self._optimizers, self._names, strict=True):
+            for number, (group, members) in enumerate(zip(optimizer.param_groups, names, strict=True)):
+                hyper = _hyper(group)
+                if number in groups and not _alike(groups[number], hyper):
+                    raise RefusedError(
+                        f"two optimizers under {self._key(())} differ in group {number}",
+                        hint="give each optimizer a key of its own in the state",
+                    )
+                if number not in groups:
+                    groups[number] = hyper
+                    into.extend(tree_leaves(self._key((_GROUPS, number)), _CLASS, hyper))
+                into.add(
+                    ValueLeaf(self._key((_MEMBERS, number)), _CLASS, Container("names", tuple(sorted(members))), True)
+                )
+                for name, parameter in zip(members, group["params"], strict=True):
+                    for kind, value in (optimizer.state.get(parameter) or {}).items():
+                        for leaf in tree_leaves(self._key((_STATE, name, kind)), _CLASS, value):
+                            if isinstance(leaf, TensorLeaf):
+                                leaf.owner = id(parameter)
+                            into.add(leaf)
+            if not optimizer.state:
+                into.notes.append(f"{self._key(())} holds no state yet")
+
+    def bind(self, stored: StoredScope) -> Binding:
+        """Match stored state with parameters by name. State that a parameter lacks here is made in its layout."""
+        binding, parts = Binding(), stored.children()
+        states = parts.get(_STATE, StoredScope()).children()
+        groups = parts.get(_GROUPS, StoredScope()).children()
+        members = parts.get(_MEMBERS, StoredScope()).children()
+        group_of = {name: number for number, one in members.items() for name in one.values[()]().keys}
+        present: set[str] = set()
+        for optimizer, names in zip(self._optimizers, self._names, strict=True):
+            for number, (group, own) in enumerate(zip(optimizer.param_groups, names, strict=True)):
+                self._bind_group(binding, number, group, groups.get(number))
+                for name, parameter in zip(own, group["params"], strict=True):
+                    present.add(name)
+                    if name not in group_of:
+                        binding.missing.append(str(self._key((_STATE, name))))
+                    elif group_of[name] != number:
+                        binding.problems.append(
+                            f"{self._key((_STATE, name))} is in group {group_of[name]} of the checkpoint, "
+                            f"in group {number} here"
+                        )
+                    else:
+                        self._bind_state(binding, optimizer, parameter, name, states.get(name, StoredScope()))
+        binding.extra.extend(str(self._key((_STATE, str(name)))) for name in group_of.keys() - present)
+        return binding
+
+    def _key(self, path: Path) -> Key:
+        return Key(self._scope, self._prefix + path)
+
+    def _bind_group(self, binding: Binding, number: int, group: dict[str, Any], stored: StoredScope | None) -> None:
+        key = self._key((_GROUPS, number))
+        if stored is None:
+            binding.missing.append(str(key))
+            return
+        inner, build = bind_tree(key, _CLASS, stored, _hyper(group))
+        # Tensors among the hyperparameters that only one side has are settled below.
+        inner.missing.clear()
+        binding.add(inner)
+        binding.finish.append(partial(_fill_group, str(key), group, build))
+
+    def _bind_state(
+        self, binding: Binding, optimizer: Optimizer, parameter: torch.Tensor, name: str, stored: StoredScope
+    ) -> None:
+        key = self._key((_STATE, name))
+        held = optimizer.state.get(parameter) or {}
+        if not stored.tensors and not stored.values:
+            if held:
+                binding.notes.append(f"{key}: the checkpoint has none, so what was held here is dropped")
+                binding.finish.append(partial(_drop_state, optimizer, parameter))
+            return
+        template = dict(_templates(optimizer, parameter, held, stored))
+        builds: dict[str | int, Callable[[], Any]] = {}
+        kinds = stored.children()
+        binding.missing.extend(str(self._key((_STATE, name, kind))) for kind in held if kind not in kinds)
+        for kind, below in kinds.items():
+            inner, builds[kind] = bind_tree(self._key((_STATE, name, kind)), _CLASS, below, template.get(kind))
+            binding.add(inner)
+        binding.finish.append(partial(_fill_state, optimizer, parameter, builds))
+
+
+def _named_groups(what: str, optimizer: Optimizer, names: Mapping[int, str]) -> list[list[str]]:
+    """Names of the parameters of each group."""
+    found = []
+    for number, group in enumerate(optimizer.param_groups):
+        given = group.get("param_names") or [None] * len(group["params"])
+        members = [names.get(id(p)) or other for p, other in zip(group["params"], given, strict=True)]
+        lacking = [at for at, name in enumerate(members) if name is None]
+        if lacking:
+            raise RefusedError(
+                f"parameters {lacking[:8]} of group {number} of {what} belong to no module in the state",
+                hint="put the module that it trains into the same state, or give it named parameters",
+            )
+        found.append(members)
+    return found
+
+
+def _hyper(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name not in _OWN_KEYS}
+
+
+def _alike(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(
+        torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) and isinstance(b[k], torch.Tensor) else a[k] == b[k]
+        for k in a
+    )
+
+
+def _templates(
+    optimizer: Optimizer, parameter: torch.Tensor, held: Mapping[str, Any], stored: StoredScope
+) -> Iterator[tuple[str | int, Any]]:
+    """What to read each kind of state into: what is held already, else a tensor in the parameter's own layout."""
+    yield from held.items()
+    for path, entry in stored.tensors.items():
+        if path[0] in held or len(path) != 1:
+            continue
+        dtype = getattr(torch, entry.dtype)
+        if entry.shape == tuple(parameter.shape) and entry.shape:
+            yield path[0], torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+        else:
+            device = _device_of(optimizer, parameter, str(path[0]))
+            yield path[0], torch.zeros(entry.shape, dtype=dtype, device=device)
+
+
+def _device_of(optimizer: Optimizer, parameter: torch.Tensor, kind: str) -> torch.device:
+    """Where state that has not the parameter's shape lives: torch keeps `step` on the host unless a group says else."""
+    if kind != "step":
+        return parameter.device
+    group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+    return parameter.device if group.get("capturable") or group.get("fused") else torch.device("cpu")
+
+
+def _drop_state(optimizer: Optimizer, parameter: torch.Tensor) -> list[str]:
+    optimizer.state.pop(parameter, None)
+    return []
+
+
+def _fill_state(
+    optimizer: Optimizer, parameter: torch.Tensor, builds: Mapping[str | int, Callable[[], Any]]
+) -> list[str]:
+    # What only this side has was refused, or is to be skipped: it stays.
+    optimizer.state[parameter].update({kind: build() for kind, build in builds.items()})
+    return []
+
+
+def _fill_group(what: str, group: dict[str, Any], build: Callable[[], Any]) -> list[str]:
+    """Put the recorded hyperparameters into the very same dict: schedulers hold it."""
+    stored, notes, known = build(), list[str](), set(group)
+    for name, value in stored.items():
+        mine = group.get(name)
+        if isinstance(mine, torch.Tensor) and not isinstance(value, torch.Tensor):
+            mine.fill_(value)
+        elif isinstance(value, torch.Tensor) and name in group and not isinstance(mine, torch.Tensor):
+            group[name] = value.item()
+        else:
+            group[name] = value
+    unknown = sorted(stored.keys() - known)
+    if unknown:
+        notes.append(f"{what}: {', '.join(unknown)} are not known here and were taken over as recorded")
+    kept = sorted(group.keys() - stored.keys() - set(_OWN_KEYS))
+    if kept:
+        notes.append(f"{what}: {', '.join(kept)} are not in the checkpoint and keep their present values")
+    return notes

@@ -26,7 +26,7 @@ from cairn.manifests.schema import Key, TensorEntry
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.registry import Registry
 from cairn.registry.selectors import resolve
-from cairn.workspace.stores import open_store
+from cairn.registry.stores import open_store
 from tests.support.trees import write_files
 
 ROOT = Path(__file__).parents[2]

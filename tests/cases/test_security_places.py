@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.core.errors import UsageError
-from cairn.workspace.location import local_path
+from cairn.registry.location import local_path
 from tests.cases.shell import Shell, stored
 
 PLACES = [

@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from cairn.registry.location import backend_at
 from cairn.registry.registry import Registry
 from cairn.store.backends.contract import Backend
 from cairn.store.backends.faults import FaultyBackend
-from cairn.workspace.location import backend_at
 from tests.cases.shell import Shell, stored
 from tests.formats.support import torch_file
 from tests.support.stores import commit_tree

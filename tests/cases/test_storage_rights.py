@@ -211,7 +211,7 @@ from pathlib import Path
 from cairn.core.errors import RefMoved
 from cairn.core.ids import CheckpointId
 from cairn.registry.models import find_model, move_ref, ref_value
-from cairn.workspace.stores import open_store
+from cairn.registry.stores import open_store
 registry = open_store(Path(sys.argv[1]))
 model, targets = find_model(registry, "m"), [CheckpointId(bytes.fromhex(one)) for one in sys.argv[2:4]]
 done = refused = 0

@@ -18,6 +18,7 @@ venv: $(READY) ## make .venv with the pinned packages and the command .venv/bin/
 
 demo: $(READY) ## show what Cairn does, on a small store of its own
 	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/demo_training.py
 
 test: $(READY) ## run all tests; WORKERS=0 in one process
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile

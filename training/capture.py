@@ -44,6 +44,7 @@ class Slot:
     shape: tuple[int, ...]
     cuts: list[Cut]
     width: int
+    target: torch.Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +63,6 @@ class CapturePlan:
 
     slots: list[Slot] = field(default_factory=list)
     nbytes: int = 0
-    signature: tuple[Any, ...] = ()
 
     def add(self, leaf: int, source: torch.Tensor, cuts: list[Cut], width: int) -> None:
         """Append a slot for `source`."""
@@ -71,16 +71,24 @@ class CapturePlan:
         self.nbytes += -(-slot.nbytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
-def plan_capture(leaves: Sequence[TensorLeaf], replicas: Sequence[tuple[int, int] | None], check: bool) -> CapturePlan:
+def plan_capture(
+    leaves: Sequence[TensorLeaf],
+    replicas: Sequence[tuple[int, int] | None],
+    check: bool,
+    begun: CapturePlan | None = None,
+    first: int = 0,
+) -> CapturePlan:
     """Lay out the capture of this rank's tensors.
 
     Args:
         replicas: of each leaf: (index, count) among its holders as the ranks agreed, or None for what its own
             placements say.
         check: also capture replicas that others store, to compare them.
+        begun: a plan of the leaves before number `first`, which is kept as it is.
     """
-    plan = CapturePlan()
-    for number, (leaf, agreed) in enumerate(zip(leaves, replicas, strict=True)):
+    plan = CapturePlan() if begun is None else CapturePlan(list(begun.slots), begun.nbytes)
+    for number in range(first, len(leaves)):
+        leaf, agreed = leaves[number], replicas[number]
         if leaf.tied_to is not None:
             continue
         width = max(BITS[leaf.dtype] // 8, 1)
@@ -115,8 +123,6 @@ class Capture:
 
     def __init__(self, plan: CapturePlan, arena: Arena) -> None:
         self.plan, self._arena = plan, arena
-        self._targets: list[torch.Tensor] | None = None
-        self._memory: torch.Tensor | None = None
 
     def batches(self, slots: Sequence[int]) -> Iterator[list[int]]:
         """Slots in batches of about `COPY_BYTES`."""
@@ -132,15 +138,13 @@ class Capture:
 
     def copy(self, numbers: Iterable[int]) -> None:
         """Copy some slots; returns when the bytes are there."""
-        targets = self._target_views()
-        slots = self.plan.slots
         chosen = list(numbers)
         if not chosen:
             return
-        sources = [slots[n].source for n in chosen]
+        targets, sources = self._targets(chosen), [self.plan.slots[n].source for n in chosen]
         cuda = [source for source in sources if source.is_cuda]
         with torch.no_grad():
-            torch._foreach_copy_([targets[n] for n in chosen], sources, non_blocking=bool(cuda))
+            torch._foreach_copy_(targets, sources, non_blocking=bool(cuda))
         for device in {source.device for source in cuda}:
             torch.cuda.current_stream(device).synchronize()
 
@@ -148,19 +152,22 @@ class Capture:
         """Whether a slot still equals its source, bit for bit."""
         slot = self.plan.slots[number]
         source = slot.source.to("cpu", copy=True).contiguous().reshape(-1).view(torch.uint8)
-        return torch.equal(self._target_views()[number].reshape(-1).view(torch.uint8), source)
+        (target,) = self._targets([number])
+        return torch.equal(target.reshape(-1).view(torch.uint8), source)
 
     def array(self) -> "np.ndarray[Any, Any]":
         """The captured bytes."""
-        self._target_views()
+        self._arena.reserve(self.plan.nbytes)
         return self._arena.array()
 
-    def _target_views(self) -> list[torch.Tensor]:
+    def _targets(self, chosen: Iterable[int]) -> list[torch.Tensor]:
+        """Views of the arena for some slots; a slot keeps its view while the arena's memory stays."""
         memory = self._arena.reserve(self.plan.nbytes)
-        if self._targets is None or memory is not self._memory:
-            self._memory = memory
-            self._targets = [
-                memory[slot.offset : slot.offset + slot.nbytes].view(slot.source.dtype).view(slot.shape)
-                for slot in self.plan.slots
-            ]
-        return self._targets
+        start, targets = memory.data_ptr(), []
+        for number in chosen:
+            slot = self.plan.slots[number]
+            if slot.target is None or slot.target.data_ptr() != start + slot.offset:
+                flat = memory[slot.offset : slot.offset + slot.nbytes]
+                slot.target = flat.view(slot.source.dtype).view(slot.shape)
+            targets.append(slot.target)
+        return targets

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from cairn.core.errors import CairnError, SaveFailed, Superseded, UsageError
 from cairn.core.ids import CheckpointId, ModelId
-from cairn.core.limits import ATTEMPT_SECONDS, CLOSE_SECONDS
+from cairn.core.limits import ATTEMPT_SECONDS, CLOSE_SECONDS, RANK_SILENCE_SECONDS
 from cairn.registry.models import ensure_model, find_model, open_meta, ref_value
 from cairn.registry.names import MAIN, check_model_name, check_ref_name
 from cairn.registry.registry import Registry
@@ -28,17 +28,17 @@ from cairn.registry.stores import open_store
 from cairn.store.codec import CodecPolicy
 from cairn.training.agreement import exchange, names_to_agree
 from cairn.training.atexit import close_at_exit, forget_at_exit
-from cairn.training.capture import Capture, plan_capture
+from cairn.training.capture import Capture, CapturePlan, plan_capture
 from cairn.training.handle import SaveHandle
 from cairn.training.hostmemory import Arena
-from cairn.training.leaves import TensorLeaf
+from cairn.training.leaves import Leaves, TensorLeaf
 from cairn.training.loading import Loader, LoadOptions, LoadReport
 from cairn.training.meeting import meet
 from cairn.training.overlap import Deferred, StepHooks, copy_in_background
 from cairn.training.ranks import Ranks
 from cairn.training.rendezvous import JobStore, Rendezvous
 from cairn.training.statesnapshot import deferrable, encoded_values
-from cairn.training.tree import collect, optimizers_in
+from cairn.training.tree import Collector, optimizers_in
 from cairn.training.writing import Branch, Task, Writer
 
 log = logging.getLogger("cairn.training")
@@ -72,6 +72,7 @@ class Checkpointer:
         rendezvous: Rendezvous | None = None,
         attempt_seconds: float = ATTEMPT_SECONDS,
         close_seconds: float = CLOSE_SECONDS,
+        silence_seconds: float = RANK_SILENCE_SECONDS,
     ) -> None:
         """Open the store and meet the other ranks.
 
@@ -89,6 +90,7 @@ class Checkpointer:
             rendezvous: how ranks meet; by default through the store of torch.distributed's default group.
             attempt_seconds: how long a save or load may take before it fails.
             close_seconds: how long `close`, and the end of the process, wait for the save under way.
+            silence_seconds: after how long without a sign of life a rank is taken for lost.
 
         Raises:
             NotAStore, NotAllowed: see `open_store`.
@@ -104,7 +106,7 @@ class Checkpointer:
         self._attempt_seconds, self._close_seconds = attempt_seconds, close_seconds
         opened = self._registry.opened
         meeting = f"{opened.store.hex()}/{model}/{branch}"
-        self._ranks = Ranks(rendezvous or JobStore.of_job(meeting), opened.clock)
+        self._ranks = Ranks(rendezvous or JobStore.of_job(meeting), opened.clock, silence_seconds)
         if on_busy != "wait" and self._ranks.count > 1:
             raise UsageError(
                 f"on_busy={on_busy!r} would let ranks drop different saves", hint="use 'wait' with several ranks"
@@ -119,7 +121,8 @@ class Checkpointer:
         self._saves, self._loads = 0, 0
         self._pending: _Pending | None = None
         self._deferred: Deferred | None = None
-        self._plan: tuple[tuple[Any, ...], Capture] | None = None
+        self._plan: tuple[Any, CapturePlan] | None = None
+        self._collector = Collector()
         self._failure: BaseException | None = None
         self._closed = False
         close_at_exit(self)
@@ -163,12 +166,12 @@ class Checkpointer:
 
     def _captured(self, step: int, state: dict[str, Any], message: str, handle: SaveHandle, started: float) -> Task:
         clock, stages = self._registry.opened.clock, handle.stages
-        leaves = collect(state)
+        leaves = self._collector.collect(state)
         handle.notes.extend(leaves.notes)
         values = encoded_values(leaves, self._provenance)
         replan = self._agree(leaves.tensors)
         check = self._check_every > 0 and self._saves % self._check_every == 1 % self._check_every
-        capture = self._capture_of(leaves.tensors, check and self._ranks.count > 1)
+        capture = self._capture_of(leaves, check and self._ranks.count > 1)
         planned = clock.monotonic()
         stages.plan, stages.bytes_captured = planned - started, capture.plan.nbytes
         numbers = list(range(len(capture.plan.slots)))
@@ -196,15 +199,20 @@ class Checkpointer:
             return False
         return any(name not in self._agreed for name in names)
 
-    def _capture_of(self, leaves: list[TensorLeaf], check: bool) -> Capture:
+    def _capture_of(self, leaves: Leaves, check: bool) -> Capture:
+        """Lay out the capture; for tensors that were where they are at the last save, as it was then."""
         assert self._agreed is not None
-        replicas: list[tuple[int, int] | None] = [None] * len(leaves)
-        for number, name in names_to_agree(leaves, self._ranks.count).items():
-            replicas[number] = self._agreed.get(name, (0, 1))
-        if any(holding.local.is_cuda for leaf in leaves for holding in leaf.holdings) and not self._arena.pinned:
+        tensors, lasting = leaves.tensors, leaves.lasting
+        if any(holding.local.is_cuda for leaf in tensors for holding in leaf.holdings) and not self._arena.pinned:
             self._arena.release()
             self._arena.pinned = True
-        return Capture(plan_capture(leaves, replicas, check), self._arena)
+        replicas: list[tuple[int, int] | None] = [None] * len(tensors)
+        for number, name in names_to_agree(tensors, self._ranks.count).items():
+            replicas[number] = self._agreed.get(name, (0, 1))
+        same = ([id(leaf) for leaf in tensors[:lasting]], replicas[:lasting], check)
+        if self._plan is None or self._plan[0] != same:
+            self._plan = same, plan_capture(tensors[:lasting], replicas, check)
+        return Capture(plan_capture(tensors, replicas, check, self._plan[1], lasting), self._arena)
 
     def _finish_capture(self, handle: SaveHandle, error: BaseException | None) -> None:
         if error is None:
@@ -352,8 +360,10 @@ class Checkpointer:
             return
         self._closed = True
         forget_at_exit(self)
+        bound = self._close_seconds if seconds is None else seconds
         try:
-            self._settle(self._close_seconds if seconds is None else seconds)
+            self._settle(bound)
+            self._ranks.leave(bound)
         finally:
             self._hooks.remove()
             self._ranks.stop()

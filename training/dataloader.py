@@ -9,7 +9,7 @@ The first two count what training has *completed*, since loaders run ahead of it
 processes, which seed themselves, are outside all three.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -179,14 +179,22 @@ class RankLocal:
         self._inner.load_state_dict(self._own(states)["state"])
         return []
 
-    def _own(self, states: Mapping[str, Any]) -> Any:
+    def check_rank_states(self, keys: Collection[str]) -> None:
+        """Refuse what `load_rank_states` would refuse for other ranks, while nothing is changed on any rank.
+
+        Raises:
+            RefusedError: the job that saved it had other ranks.
+        """
         # If every rank finds its own key and the numbers agree, then the sets of keys are equal.
-        if self.rank_key not in states or len(states) != self._place.ranks:
+        if self.rank_key not in keys or len(keys) != self._place.ranks:
             raise RefusedError(
                 f"a rank-local state needs the job that saved it: this is rank {self.rank_key} of {self._place.ranks}, "
-                f"saved were {len(states)} ranks: {shown_keys(states)}",
+                f"saved were {len(keys)} ranks: {shown_keys(keys)}",
                 hint="load on the same mesh, or use a global cursor or logical shards",
             )
+
+    def _own(self, states: Mapping[str, Any]) -> Any:
+        self.check_rank_states(states)
         state = states[self.rank_key]
         if not isinstance(state, dict) or state.get("form") != self.form:
             raise RefusedError(f"the state of rank {self.rank_key} is not {self.form}", hint="load an older checkpoint")

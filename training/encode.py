@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cairn.core.errors import Superseded
-from cairn.core.limits import FRAGMENT_INLINE_BYTES_MAX, FRAGMENT_SHARD_BYTES_MAX, INLINE_BYTES_MAX
+from cairn.core.limits import FRAGMENT_INLINE_BYTES_MAX, FRAGMENT_SHARD_BYTES_MAX, INLINE_BYTES_MAX, PACK_BYTES_TARGET
 from cairn.core.pool import Pool
 from cairn.store.chunkstore import ChunkSave, ChunkWriter
 from cairn.store.crypto.tenant import ContentType
@@ -21,6 +21,8 @@ from cairn.training.leaves import TensorLeaf
 
 # Bytes that one job hashes and seals: several tiles, so that handing out jobs costs nothing.
 _JOB_BYTES = 8 << 20
+# What one thread holds at most: an open pack, and a job's copy of what is not contiguous.
+WORKER_BYTES = PACK_BYTES_TARGET + _JOB_BYTES
 _NICENESS = 10
 
 

@@ -65,11 +65,16 @@ class ValueLeaf:
 
 @dataclass(slots=True)
 class Leaves:
-    """All leaves of a state, in order, and what was worth a word on the way."""
+    """All leaves of a state, and what was worth a word on the way.
+
+    Args:
+        lasting: number of tensors, the first ones, that may be the same objects from save to save.
+    """
 
     tensors: list[TensorLeaf] = field(default_factory=list)
     values: list[ValueLeaf] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    lasting: int = 0
 
     def add(self, leaf: "TensorLeaf | ValueLeaf") -> None:
         """Take up one leaf."""
@@ -138,6 +143,15 @@ class MetaTensor(RefusedError):
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} is on the meta device and has no bytes", hint="materialise or load it before saving")
         self.what = what
+
+
+def memory_marks(tensor: Any) -> tuple[int, int]:
+    """What tells a tensor object and where its memory lies; cheap."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    try:
+        return id(tensor), local.data_ptr()
+    except RuntimeError:  # a wrapper without memory of its own: told apart by its parts
+        return id(tensor), 0
 
 
 @dataclass(slots=True)

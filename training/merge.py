@@ -179,7 +179,7 @@ class Merger:
         regions = [Region(*_ends(_box(first, place)), digest) for place, (digest, _) in tensor.held.items()]
         for place, (data, _) in tensor.inline.items():
             box, width = _box(first, place), BITS[first.dtype] // 8
-            regions.append(Region(*_ends(box), writer.put(ContentType.CHUNK, data, width)))
+            regions.append(Region(*_ends(box), bytes(writer.put(ContentType.CHUNK, data, width))))
         return TensorEntry(first.key, first.dtype, first.shape, regions=tuple(sorted(regions, key=_offsets)))
 
     def _add_tied(self, merged: Merged) -> None:

@@ -14,8 +14,8 @@ from torch import nn
 from cairn.core.errors import RefusedError
 from cairn.manifests.schema import Key
 from cairn.store.crypto.components import ComponentClass
-from cairn.training.leaves import Binding, Leaves, MetaTensor, Path, StoredScope, TensorLeaf, ValueLeaf
-from cairn.training.subclasses import flat_leaves
+from cairn.training.leaves import Binding, Leaves, MetaTensor, Path, StoredScope, TensorLeaf, ValueLeaf, memory_marks
+from cairn.training.subclasses import flat_leaves, is_wrapper
 from cairn.training.trees import bind_tree, tree_leaves
 
 # Attribute under which a wrapper keeps the module that it wraps, by class name: importing them all would be slow.
@@ -35,15 +35,29 @@ class ModuleState:
     def __init__(self, scope: str, prefix: Path, modules: Sequence[nn.Module]) -> None:
         self._scope, self._prefix, self._modules = scope, prefix, modules
 
-    def leaves(self, into: Leaves) -> None:
-        """All tensors and values of the modules.
+    def fingerprint(self) -> list[int] | None:
+        """Every parameter and buffer, wherever it is by now."""
+        found: list[int] = []
+        for _, tensor in self._unique(module_tensors):
+            if is_wrapper(tensor):
+                return None
+            found += memory_marks(tensor)
+        return found
+
+    def lasting(self, into: Leaves) -> None:
+        """Parameters and buffers.
 
         Raises:
-            RefusedError: two modules hold different things under one name.
+            RefusedError: two modules hold different things under one name, or tensors have no bytes.
         """
         tied = _Ties()
         for leaf in self._own_leaves():
             into.add(tied.mark(leaf) if isinstance(leaf, TensorLeaf) else leaf)
+
+    def passing(self, into: Leaves) -> None:
+        """Extra state; and tensors made of others, whose parts may be new each time."""
+        if self.fingerprint() is None:
+            self.lasting(into)
         for name, value in self._extra().items():
             into.extend(tree_leaves(self._key((name,)), ComponentClass.WEIGHTS, value))
 

@@ -20,13 +20,24 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any) -> Any: ...
 
 
-class ObjectState:
+class _Passing:
+    """What has no tensors that last from save to save."""
+
+    def fingerprint(self) -> list[int] | None:
+        """None."""
+        return None
+
+    def lasting(self, into: Leaves) -> None:
+        """Nothing."""
+
+
+class ObjectState(_Passing):
     """A stateful object; ranks that have it agree on its state."""
 
     def __init__(self, scope: str, prefix: Path, value: Stateful, component: ComponentClass) -> None:
         self._key, self._value, self._component = Key(scope, prefix), value, component
 
-    def leaves(self, into: Leaves) -> None:
+    def passing(self, into: Leaves) -> None:
         """Its state as a tree.
 
         Raises:
@@ -38,6 +49,8 @@ class ObjectState:
                 f"{self._key} ({type(self._value).__qualname__}) gives None as its state",
                 hint="leave it out of the state, or let its state_dict() return what it needs to go on",
             )
+        if isinstance(state, dict | list | tuple) and not state:
+            into.notes.append(f"{self._key} ({type(self._value).__qualname__}) gives an empty state")
         into.extend(tree_leaves(self._key, self._component, state))
 
     def bind(self, stored: StoredScope) -> Binding:
@@ -56,13 +69,13 @@ class ObjectState:
         return binding
 
 
-class RankState:
+class RankState(_Passing):
     """An object whose state belongs to its rank, such as random states."""
 
     def __init__(self, scope: str, prefix: Path, value: PerRank) -> None:
         self._key, self._value = Key(scope, prefix), value
 
-    def leaves(self, into: Leaves) -> None:
+    def passing(self, into: Leaves) -> None:
         """One value under the rank's own key, and the key among those of all ranks."""
         name = self._value.rank_key
         into.add(ValueLeaf(self._key, ComponentClass.TRAINING, Container("ranks", (name,)), union=True))
@@ -91,7 +104,7 @@ class RankState:
         return binding
 
 
-class PlainState:
+class PlainState(_Passing):
     """A tensor, a tree of tensors, or plain data under a key of the user's own dict."""
 
     def __init__(
@@ -100,7 +113,7 @@ class PlainState:
         self._key, self._value, self._owner, self._name = Key(scope, prefix), value, owner, name
         self._component = component if holds_tensors(value) else ComponentClass.TRAINING
 
-    def leaves(self, into: Leaves) -> None:
+    def passing(self, into: Leaves) -> None:
         """Its tree."""
         into.extend(tree_leaves(self._key, self._component, self._value))
 

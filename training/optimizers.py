@@ -15,7 +15,8 @@ from cairn.core.errors import RefusedError
 from cairn.manifests.schema import Key
 from cairn.manifests.values import Container
 from cairn.store.crypto.components import ComponentClass
-from cairn.training.leaves import Binding, Leaves, Path, StoredScope, TensorLeaf, ValueLeaf
+from cairn.training.leaves import Binding, Leaves, Path, StoredScope, TensorLeaf, ValueLeaf, memory_marks
+from cairn.training.subclasses import is_wrapper
 from cairn.training.trees import bind_tree, tree_leaves
 
 _STATE, _GROUPS, _MEMBERS = "state", "groups", "members"
@@ -39,8 +40,33 @@ class OptimizerState:
         self._scope, self._prefix, self._optimizers = scope, prefix, optimizers
         self._names = [_named_groups(str(self._key(())), optimizer, names) for optimizer in optimizers]
 
-    def leaves(self, into: Leaves) -> None:
-        """All tensors and values: the state of each parameter, and the groups."""
+    def fingerprint(self) -> list[int] | None:
+        """Every tensor of every parameter's state, wherever it is by now; None if there is state of another kind."""
+        found: list[int] = []
+        for optimizer in self._optimizers:
+            for parameter, held in optimizer.state.items():
+                found.append(id(parameter))
+                for kind, value in held.items():
+                    if not isinstance(value, torch.Tensor) or is_wrapper(value):
+                        return None
+                    found += (hash(kind), *memory_marks(value))
+        return found
+
+    def lasting(self, into: Leaves) -> None:
+        """The state of each parameter."""
+        for optimizer, names in zip(self._optimizers, self._names, strict=True):
+            for group, members in zip(optimizer.param_groups, names, strict=True):
+                for name, parameter in zip(members, group["params"], strict=True):
+                    for kind, value in (optimizer.state.get(parameter) or {}).items():
+                        for leaf in tree_leaves(self._key((_STATE, name, kind)), _CLASS, value):
+                            if isinstance(leaf, TensorLeaf):
+                                leaf.owner = id(parameter)
+                            into.add(leaf)
+
+    def passing(self, into: Leaves) -> None:
+        """The groups; and state that is not tensors alone."""
+        if self.fingerprint() is None:
+            self.lasting(into)
         groups: dict[int, Any] = {}
         for optimizer, names in zip(self._optimizers, self._names, strict=True):
             for number, (group, members) in enumerate(zip(optimizer.param_groups, names, strict=True)):
@@ -53,15 +79,8 @@ class OptimizerState:
                 if number not in groups:
                     groups[number] = hyper
                     into.extend(tree_leaves(self._key((_GROUPS, number)), _CLASS, hyper))
-                into.add(
-                    ValueLeaf(self._key((_MEMBERS, number)), _CLASS, Container("names", tuple(sorted(members))), True)
-                )
-                for name, parameter in zip(members, group["params"], strict=True):
-                    for kind, value in (optimizer.state.get(parameter) or {}).items():
-                        for leaf in tree_leaves(self._key((_STATE, name, kind)), _CLASS, value):
-                            if isinstance(leaf, TensorLeaf):
-                                leaf.owner = id(parameter)
-                            into.add(leaf)
+                names_of = Container("names", tuple(sorted(members)))
+                into.add(ValueLeaf(self._key((_MEMBERS, number)), _CLASS, names_of, union=True))
             if not optimizer.state:
                 into.notes.append(f"{self._key(())} holds no state yet")
 

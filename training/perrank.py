@@ -4,7 +4,7 @@ Two kinds of objects stand in a training state. A *replicated* one has `state_di
 its state is the same on every rank. A *per-rank* one has a state of its own on each rank, saved under its rank's key.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch.distributed as dist
@@ -91,7 +91,7 @@ def default_rank_key() -> str:
     return f"rank={dist.get_rank() if _job_is_up() else 0}"
 
 
-def shown_keys(keys: Mapping[str, Any]) -> str:
+def shown_keys(keys: Collection[str]) -> str:
     """The rank keys as errors name them: sorted, the first few."""
     shown = sorted(keys)[:_KEYS_SHOWN_MAX]
     more = f" and {len(keys) - len(shown)} more" if len(keys) > len(shown) else ""

@@ -33,8 +33,10 @@ class Failure(msgspec.Struct, frozen=True):
 class Ranks:
     """This rank among the others. Safe for threads."""
 
-    def __init__(self, rendezvous: Rendezvous, clock: Clock) -> None:
+    def __init__(self, rendezvous: Rendezvous, clock: Clock, silence_seconds: float = RANK_SILENCE_SECONDS) -> None:
         self._rendezvous, self._clock = rendezvous, clock
+        self._silence_seconds = silence_seconds
+        self._beat_seconds = min(RANK_BEAT_SECONDS, silence_seconds / 10)
         self.rank, self.count = rendezvous.rank, rendezvous.ranks
         self._stop = threading.Event()
         self._beater: threading.Thread | None = None
@@ -51,6 +53,13 @@ class Ranks:
             self._beater = threading.Thread(target=self._beat, name="cairn-rank-beat", daemon=True)
             self._beater.start()
 
+    def leave(self, seconds: float) -> None:
+        """Say goodbye; the coordinator, which may serve the rendezvous, waits until all have, or are lost."""
+        with contextlib.suppress(CairnError):
+            self.tell("close", "left", b"")
+            if self.coordinates:
+                self.wait("close", "left", range(self.count), seconds)
+
     def stop(self) -> None:
         """End them."""
         self._stop.set()
@@ -64,7 +73,7 @@ class Ranks:
             with contextlib.suppress(CairnError):
                 beats += 1
                 self._rendezvous.put(f"beat/{self.rank}", str(beats).encode())
-            if self._stop.wait(RANK_BEAT_SECONDS):
+            if self._stop.wait(self._beat_seconds):
                 return
 
     def tell(self, task: str, what: str, value: bytes) -> None:
@@ -147,11 +156,11 @@ class Ranks:
             known, since = self._seen.get(rank, (None, start))
             if beat != known or rank not in self._seen:
                 self._seen[rank] = beat, now
-            elif now - max(since, start) > RANK_SILENCE_SECONDS:
+            elif now - max(since, start) > self._silence_seconds:
                 silent.append(rank)
         if silent:
             error = RankLost(
-                f"{_ranks(silent)} gave no sign of life for {RANK_SILENCE_SECONDS:.0f} s",
+                f"{_ranks(silent)} gave no sign of life for {self._silence_seconds:.0f} s",
                 hint="restart the job from the last committed checkpoint; 'cairn log' shows it",
             )
             self.fail(task, error, tuple(silent))

@@ -12,7 +12,7 @@ Nothing here draws. Restore last, when the iterators of dataloaders exist: makin
 
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -92,20 +92,25 @@ class RngState:
     def load_rank_states(self, states: Mapping[str, Any]) -> list[str]:
         """Restore this rank's generators, all or none; see `PerRank`."""
         key, ranks = self.rank_key, self._place.ranks
-        if key in states:
-            notes = self._restore(states[key])
-        elif self._missing == "derive" and states:
-            notes = self._derive(states)
-        else:
-            raise RefusedError(
-                f"no random state of rank {key} was saved; saved are those of {shown_keys(states)}",
-                hint="load on the same mesh, or let RngState(missing='derive') take seeds from the saved states",
-            )
+        self.check_rank_states(states)
+        notes = self._restore(states[key]) if key in states else self._derive(states)
         if ranks is not None and ranks < len(states):
             notes.append(
                 f"{len(states)} random states were saved, of which this job of {ranks} ranks leaves some unused"
             )
         return notes
+
+    def check_rank_states(self, keys: Collection[str]) -> None:
+        """Refuse what `load_rank_states` would refuse for want of a state, while nothing is changed on any rank.
+
+        Raises:
+            RefusedError: this rank's was not saved, and none may be derived.
+        """
+        if self.rank_key not in keys and not (self._missing == "derive" and keys):
+            raise RefusedError(
+                f"no random state of rank {self.rank_key} was saved; saved are those of {shown_keys(keys)}",
+                hint="load on the same mesh, or let RngState(missing='derive') take seeds from the saved states",
+            )
 
     def _generators(self) -> dict[str, Generator]:
         found: dict[str, Generator] = {

@@ -28,8 +28,16 @@ from cairn.training.optimizers import OptimizerState
 class Part(Protocol):
     """One object of a state."""
 
-    def leaves(self, into: Leaves) -> None:
-        """Add its tensors and values."""
+    def fingerprint(self) -> list[int] | None:
+        """What changes whenever a tensor of `lasting` is another, or elsewhere; None if it has none that last."""
+        ...
+
+    def lasting(self, into: Leaves) -> None:
+        """Add the tensors that are the same from save to save, and the containers that they make."""
+        ...
+
+    def passing(self, into: Leaves) -> None:
+        """Add everything else."""
         ...
 
     def bind(self, stored: StoredScope) -> Binding:
@@ -62,12 +70,36 @@ def optimizers_in(state: dict[str, Any]) -> list[Optimizer]:
     return [one for _, _, value, _, _ in _walk(state) for one in _all_of(value, Optimizer)]
 
 
-def collect(state: dict[str, Any]) -> Leaves:
-    """All leaves of a state."""
-    leaves = Leaves()
-    for part in parts_of(state).values():
-        part.leaves(leaves)
-    return leaves
+class Collector:
+    """Gathers the leaves of a state, save after save; what has not moved since is not looked at again."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, Path], tuple[list[int], Leaves]] = {}
+
+    def collect(self, state: dict[str, Any]) -> Leaves:
+        """All leaves, those that last first.
+
+        Raises:
+            UsageError, RefusedError: see `parts_of` and the parts.
+        """
+        parts, known = parts_of(state), self._known
+        leaves = Leaves()
+        self._known = {}
+        for place, part in parts.items():
+            fingerprint = part.fingerprint()
+            if fingerprint is None:
+                continue
+            before = known.get(place)
+            if before is None or before[0] != fingerprint:
+                before = fingerprint, Leaves()
+                part.lasting(before[1])
+            self._known[place] = before
+            leaves.tensors += before[1].tensors
+            leaves.values += before[1].values
+        leaves.lasting = len(leaves.tensors)
+        for part in parts.values():
+            part.passing(leaves)
+        return leaves
 
 
 def _walk(state: dict[str, Any]) -> Iterator[tuple[str, Path, Any, dict[Any, Any], str | int]]:

@@ -1,0 +1,199 @@
+"""All ranks' fragments on their way to one checkpoint, however the ranks meet.
+
+A rank makes its fragment and leaves it in the store, sealed under a key that only the ranks share. The coordinator
+takes fragments up one by one, joins them, writes the manifest's pages, and publishes.
+"""
+
+import contextlib
+import platform
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+from blake3 import blake3
+
+from cairn.core.canonical import decode, encode
+from cairn.core.errors import CairnError, IntegrityError
+from cairn.core.ids import OBJECT_RANDOM_BYTES, CheckpointId, ModelId
+from cairn.manifests.schema import ComponentRoot, Parent
+from cairn.registry.entries import ObjectRef
+from cairn.registry.indexing import read_object
+from cairn.registry.manifestwriter import ManifestWriter
+from cairn.registry.models import CommitMeta
+from cairn.registry.opened import OpenStore
+from cairn.registry.publish import Draft, publish
+from cairn.registry.registry import Registry
+from cairn.registry.session import Session
+from cairn.store.chunkstore import ChunkSave, WriteCounts, Written
+from cairn.store.crypto.components import ComponentClass
+from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
+from cairn.store.index import PieceEntry, decode_piece, encode_piece
+from cairn.training.envelope import Envelope, RankReport
+from cairn.training.fragment import ContributedValue, Contribution, Fragment, Stages
+from cairn.training.merge import Merged, Merger, stored_digests
+
+_KIND = "fragment"
+
+
+class Goal(msgspec.Struct, frozen=True):
+    """What a save becomes: a checkpoint that moves `branch` from `expected`, which it stems from by `relation`."""
+
+    model: ModelId
+    branch: str
+    expected: CheckpointId | None
+    meta: CommitMeta
+    relation: str = "continue"
+    exactness: str = ""
+    run_epoch: int | None = None
+
+
+# --- a rank's part ----------------------------------------------------------------------------------
+
+
+def make_fragment(
+    rank: int,
+    step: int,
+    session: Session,
+    hit_position: int,
+    tensors: Sequence[Contribution],
+    values: Sequence[ContributedValue],
+    written: Written,
+    stages: Stages,
+    *,
+    stays: bool,
+    replan: bool = False,
+    notes: Sequence[str] = (),
+) -> Fragment:
+    """What a rank has to say once its packs are durable.
+
+    Args:
+        stages: gets the writers' times, and stays the caller's to fill up.
+        stays: the fragment does not leave this process, which knows its own packs.
+    """
+    seconds = written.seconds
+    stages.digest, stages.encode, stages.seal, stages.store = (
+        seconds.digest, seconds.encode, seconds.seal, seconds.store,
+    )  # fmt: skip
+    pieces = b"" if stays else encode_piece(written.packs, written.entries)
+    return Fragment(
+        rank, step, session.id, session.epoch, hit_position, tuple(tensors), tuple(values), pieces,
+        tuple(sorted(written.relied)), written.counts, stages, platform.node(), replan, tuple(notes),
+    )  # fmt: skip
+
+
+def leave_fragment(opened: OpenStore, key: bytes, fragment: Fragment) -> ObjectRef:
+    """Put a fragment into the store, sealed under `key` (32 bytes); durable when this returns."""
+    random = opened.entropy.token(OBJECT_RANDOM_BYTES)
+    stored = seal_object(key, opened.store, ObjectKind.FRAGMENT, encode(fragment), opened.entropy)
+    ref = ObjectRef(fragment.session + random, len(stored), blake3(stored).digest())
+    opened.backend.create(ref.object_name(_KIND), [stored])
+    return ref
+
+
+def take_fragment(opened: OpenStore, key: bytes, ref: ObjectRef, rank: int) -> Fragment:
+    """Read the fragment that a rank has left, and remove it.
+
+    Raises:
+        IntegrityError: it is damaged, sealed under another key, or another rank's.
+    """
+    what = f"fragment of rank {rank}"
+    stored = read_object(opened, ref, _KIND)
+    fragment = decode(open_object(key, opened.store, ObjectKind.FRAGMENT, stored, what), Fragment, what)
+    if fragment.rank != rank:
+        raise IntegrityError(f"{what} says that it is rank {fragment.rank}'s")
+    # Of no use any more; what stays of one after a crash is a leftover that collection removes.
+    with contextlib.suppress(CairnError):
+        opened.backend.delete(ref.object_name(_KIND))
+    return fragment
+
+
+# --- the coordinator's ------------------------------------------------------------------------------
+
+
+class Gathering:
+    """Fragments of one save becoming a checkpoint: `add` each, `merge`, `publish`."""
+
+    def __init__(self, registry: Registry, session: Session, save: ChunkSave) -> None:
+        self._registry, self._session, self._save = registry, session, save
+        self._merger, self._uploads = Merger(), _Uploads()
+        self._reports: list[RankReport] = []
+        self._components: dict[ComponentClass, ComponentRoot] = {}
+        self._pages: ManifestWriter | None = None
+        self.replan = False
+
+    def add(self, fragment: Fragment, *, own: bool) -> None:
+        """Take up one rank's; `own` is of the session and save given above."""
+        self._merger.add(fragment)
+        self._uploads.add(fragment, own)
+        self._reports.append(RankReport(fragment.rank, fragment.host, fragment.stages, fragment.counts, fragment.notes))
+        self.replan = self.replan or fragment.replan
+
+    def merge(self, complete: Callable[[Merged], None] | None = None) -> Merged:
+        """Join all fragments and write the pages; they are durable when this returns.
+
+        Args:
+            complete: adds entries to what was joined.
+
+        Raises:
+            StateMismatch: ranks disagree or leave gaps.
+        """
+        with self._save.writer() as writer:
+            merged = self._merger.finish(writer)
+            if complete is not None:
+                complete(merged)
+            self._pages = pages = ManifestWriter(writer, self._registry.opened.keys)
+            for component in sorted(merged.tensors.keys() | merged.values.keys()):
+                tensors = merged.tensors.get(component, [])
+                pages.reach(stored_digests(tensors))
+                values = [pages.value(key, data) for key, data in merged.values.get(component, [])]
+                self._components[component] = pages.component(
+                    tensors, values=values, bytes_logical=merged.bytes_logical.get(component, 0)
+                )
+        return merged
+
+    def publish(self, goal: Goal, notes: Sequence[str] = ()) -> CheckpointId:
+        """Commit what was merged; see `registry.publish`."""
+        assert self._pages is not None, "merge comes first"
+        uploads, written = self._uploads, self._save.written
+        parents = (Parent(goal.relation, goal.expected),) if goal.expected is not None else ()
+        envelope = Envelope(self._registry.opened.clock.wall_ns(), tuple(self._reports), tuple(notes))
+        draft = Draft(
+            goal.model, goal.branch, goal.expected, self._components, self._pages.reachable, parents, goal.meta,
+            uploads.beside(written), uploads.hit_position, tuple(uploads.sessions), uploads.epoch, goal.exactness,
+            goal.run_epoch, encode(envelope),
+        )  # fmt: skip
+        return publish(self._registry, self._session, draft)
+
+
+class _Uploads:
+    """What the other ranks have uploaded."""
+
+    def __init__(self) -> None:
+        self.sessions: list[bytes] = []
+        self.epoch: int | None = None
+        self.hit_position = -1
+        self._written = Written()
+
+    def add(self, fragment: Fragment, own: bool) -> None:
+        """Take up one rank's; of the coordinator's own only the position that its hits are good for."""
+        known = self.hit_position
+        self.hit_position = fragment.hit_position if known < 0 else min(known, fragment.hit_position)
+        if own:
+            return
+        self.epoch = fragment.epoch if self.epoch is None else min(self.epoch, fragment.epoch)
+        self.sessions.append(fragment.session)
+        packs, entries = decode_piece(fragment.pieces, f"fragment of rank {fragment.rank}")
+        self._written.entries += _shifted(entries, len(self._written.packs))
+        self._written.packs += packs
+        self._written.relied.update(fragment.relied)
+
+    def beside(self, own: Written) -> Written:
+        """Together with the coordinator's own, its pages included, as those of one save."""
+        others = self._written
+        return Written(
+            [*own.packs, *others.packs], [*own.entries, *_shifted(others.entries, len(own.packs))],
+            own.relied | others.relied, WriteCounts(),
+        )  # fmt: skip
+
+
+def _shifted(entries: Iterable[PieceEntry], by: int) -> list[PieceEntry]:
+    return [PieceEntry(entry.id, entry.pack + by, entry.offset, entry.length) for entry in entries]

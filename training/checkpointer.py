@@ -215,10 +215,11 @@ class Checkpointer:
         return Capture(plan_capture(tensors, replicas, check, self._plan[1], lasting), self._arena)
 
     def _finish_capture(self, handle: SaveHandle, error: BaseException | None) -> None:
-        if error is None:
-            handle.captured.set_result(None)
-        else:
-            handle.captured.set_exception(error)
+        with suppress(InvalidStateError):  # the save has failed already
+            if error is None:
+                handle.captured.set_result(None)
+            else:
+                handle.captured.set_exception(error)
 
     def _before_step(self) -> None:
         deferred = self._deferred

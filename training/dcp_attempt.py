@@ -26,7 +26,8 @@ from cairn.training.encode import WORKER_BYTES, Encoder
 from cairn.training.fragment import Fragment, Stages
 from cairn.training.gathering import leave_fragment, make_fragment
 
-_LOOK_SECONDS_MIN = 1.0
+# The commit follows within a second or a few; short looks end sessions of processes that are gone soon after.
+_LOOK_SECONDS_MIN = 0.1
 _KEY_BYTES = 32
 
 
@@ -99,8 +100,8 @@ class Watch:
         self._over = threading.Event()
         self._dismissed = False
         self._thread = threading.Thread(target=self._run, name="cairn-watch", daemon=True)
-        self._thread.start()
         _watches.add(self)
+        self._thread.start()
 
     def leave(self) -> None:
         """Have the session ended soon."""

@@ -1,7 +1,7 @@
 """Optimizers' parameter groups: torch's spelling in a state dict, and `Checkpointer`'s in a manifest.
 
-torch: ("param_groups", n, name) for each hyperparameter, and ("param_groups", n, "params") for the names of the members.
-Here:  ("groups", n) for the hyperparameters, ("members", n) for the names, sorted.
+torch: ("param_groups", n, name) for each hyperparameter, and ("param_groups", n, "params") for the members' names.
+Here:  ("groups", n) for all hyperparameters, and ("members", n) for the names, sorted.
 
 What torch says is kept as it is, and the other spelling is stored beside it, so that either can load what the other
 has saved. State needs nothing: both call it ("state", parameter, kind).

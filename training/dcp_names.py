@@ -40,7 +40,7 @@ def component_by_name(key: Key, default: ComponentClass) -> ComponentClass:
 
 
 def step_of(checkpoint_id: str | os.PathLike[str] | None) -> int | None:
-    """The step that a checkpoint id names by its last segment: `4000`, `step-4000`, `out/global_step4000`; else None."""
+    """The step that the last segment of a checkpoint id names (`4000`, `step-4000`, `out/global_step4000`), if any."""
     if checkpoint_id is None:
         return None
     found = _STEP.fullmatch(os.path.basename(os.fspath(checkpoint_id).rstrip("/")))

@@ -1,6 +1,7 @@
 """What `save` gives back."""
 
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cairn.core.errors import CairnError, UsageError
@@ -54,7 +55,11 @@ class SaveHandle:
         return self.committed.result(seconds)
 
     def fail(self, error: BaseException) -> None:
-        """Settle every future that is open."""
+        """Settle every future that is open; the error names the step from here on."""
+        if isinstance(error, CairnError) and f"step {self.step}" not in error.message:
+            error.message = f"save of step {self.step}: {error.message}"
+        elif not isinstance(error, CairnError):
+            error.add_note(f"this ended the save of step {self.step}")
         for future in (self.captured, self.committed):
             if not future.done():
                 future.set_exception(error)
@@ -69,10 +74,5 @@ class SaveHandle:
         return "commit" if self.stages.write else "write"
 
     def failure(self) -> BaseException | None:
-        """Why it failed, with its step named; None if it is committed."""
-        error = self.committed.exception()
-        if isinstance(error, CairnError) and f"step {self.step}" not in error.message:
-            error.message = f"save of step {self.step}: {error.message}"
-        elif error is not None and not isinstance(error, CairnError):
-            error.add_note(f"this ended the save of step {self.step}")
-        return error
+        """Why it failed; None if it is committed."""
+        return self.committed.exception()

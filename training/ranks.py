@@ -132,7 +132,7 @@ class Ranks:
                 return found
             now = self._clock.monotonic()
             if now >= next_look:
-                self._look_for_failure(task)
+                self.check(task)
                 self._look_for_loss(task, missing, now, start)
                 next_look = now + _POLL_SECONDS_MAX
             if now - start > seconds:
@@ -140,7 +140,12 @@ class Ranks:
             self._clock.sleep(pause)
             pause = min(pause * 1.5, _POLL_SECONDS_MAX)
 
-    def _look_for_failure(self, task: str) -> None:
+    def check(self, task: str) -> None:
+        """Raise if some rank has told that the task failed.
+
+        Raises:
+            SaveFailed, RankLost: names the rank and its cause.
+        """
         told = self._rendezvous.peek(f"{task}/failed")
         if told is None:
             return

@@ -14,7 +14,7 @@ from blake3 import blake3
 from cairn.core.canonical import decode, encode
 from cairn.core.errors import CairnError, RankLost, SaveFailed, StateMismatch
 from cairn.core.ids import CheckpointId, ModelId, short
-from cairn.core.limits import ATTEMPT_SECONDS
+from cairn.core.limits import ATTEMPT_SECONDS, RANK_SILENCE_SECONDS
 from cairn.core.pool import threads_within_budget
 from cairn.registry.entries import ObjectRef
 from cairn.registry.models import CommitMeta
@@ -103,8 +103,11 @@ class Writer:
         """
         yield_to_training()
         registry, ranks = self._registry, self._ranks
+        session: Session | None = None
+        since = registry.state.length
         try:
             state = registry.refresh()
+            since = state.length
             with Session(registry.opened, state.epoch, state.heartbeat_seconds) as session:
                 save = registry.chunks().save(session, self._codec, self._clock)
                 fragment = self._contribute(task, save, session, state.length - 1)
@@ -114,11 +117,13 @@ class Writer:
                     outcome = self._commit(task, branch, fragment, save, session)
                     ranks.tell(task.name, "outcome", encode(outcome))
                     return outcome
-                told = ranks.wait(task.name, "outcome", [COORDINATOR], self._seconds)[COORDINATOR]
+                # The coordinator knows better whom it waits for, so it is the first to give up.
+                patience = self._seconds * 1.5 + RANK_SILENCE_SECONDS
+                told = ranks.wait(task.name, "outcome", [COORDINATOR], patience)[COORDINATOR]
                 return decode(told, Outcome, "the outcome of a save")
         except BaseException as error:
             ranks.fail(task.name, error)
-            raise self._explained(task, error, session if "session" in locals() else None, state.length) from error
+            raise self._explained(task, error, session, since) from error
 
     # --- this rank's part ---------------------------------------------------------------------------
 
@@ -158,12 +163,20 @@ class Writer:
             branch.model, branch.name, branch.expected, CommitMeta(task.message, task.step), branch.relation,
             task.exactness, branch.run_epoch,
         )  # fmt: skip
+        if self._clock.monotonic() > task.started + self._seconds:
+            raise SaveFailed(
+                f"its ranks took longer than {self._seconds:.0f} s to write their parts",
+                hint="look at the storage: a slow or hung file system or network shows like this",
+            )
+        # Ranks that gave up must not find the checkpoint later, short of a race that the log settles.
+        self._ranks.check(task.name)
         checkpoint = gathering.publish(goal, notes)
         branch.expected, branch.relation = checkpoint, "continue"
         return Outcome(checkpoint, gathering.replan, tuple(notes))
 
     def _fragment_of(self, task: Task, rank: int) -> Fragment:
-        told = self._ranks.wait(task.name, "fragment", [rank], self._seconds)[rank]
+        left = task.started + self._seconds - self._clock.monotonic()
+        told = self._ranks.wait(task.name, "fragment", [rank], max(left, 0.0))[rank]
         ref = decode(told, _Announced, f"what rank {rank} announced").ref
         return take_fragment(self._registry.opened, self._key, ref, rank)
 
@@ -171,7 +184,7 @@ class Writer:
         """What to raise: if others were waited for, say whether the checkpoint exists all the same."""
         if not isinstance(error, RankLost | SaveFailed):
             return error
-        fate = "no checkpoint of it was committed"
+        fate = "no checkpoint of it has been committed"
         with contextlib.suppress(CairnError):
             if session is not None and (found := commit_of_session(self._registry, session.id, since)) is not None:
                 fate = f"its checkpoint {short(found)} had been committed before"

@@ -105,8 +105,12 @@ _ports: list[int] = []
 
 
 @contextlib.contextmanager
-def group(number: int, rank: int, size: int) -> Iterator[bool]:
-    """Phase `number` of a job: a process group of the first `size` ranks; False on the others."""
+def group(number: int, rank: int, size: int, barrier: bool = True) -> Iterator[bool]:
+    """Phase `number` of a job: a process group of the first `size` ranks; False on the others.
+
+    Args:
+        barrier: leave it together.
+    """
     import torch.distributed as dist
 
     if rank >= size:
@@ -116,7 +120,8 @@ def group(number: int, rank: int, size: int) -> Iterator[bool]:
     dist.init_process_group("gloo", rank=rank, world_size=size)
     try:
         yield True
-        dist.barrier()
+        if barrier:
+            dist.barrier()
     finally:
         dist.destroy_process_group()
 

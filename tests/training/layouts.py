@@ -1,42 +1,38 @@
 """One small model in every layout, filled with values that tell their place."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-DIM, HIDDEN, LAYERS = 24, 40, 4
+LAYERS = 4
+# Tiles begin at 1 MiB: with 600 a projection of 5 MiB has several.
+DIM = 600
 
 
 class Block(nn.Module):
     """Two projections, a norm, a buffer."""
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.up = nn.Linear(DIM, HIDDEN)
-        self.down = nn.Linear(HIDDEN, DIM, bias=False)
-        self.norm = nn.LayerNorm(DIM)
+        hidden = dim * 7 // 2
+        self.up = nn.Linear(dim, hidden)
+        self.down = nn.Linear(hidden, dim, bias=False)
+        self.norm = nn.LayerNorm(dim)
         self.register_buffer("seen", torch.zeros(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.relu(self.up(self.norm(x))))
 
 
 class Net(nn.Module):
     """A stack of blocks; a pipeline stage keeps the global numbers of its layers."""
 
-    def __init__(self, layers: list[int]) -> None:
+    def __init__(self, layers: list[int], dim: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleDict({str(n): Block() for n in layers})
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers.values():
-            x = layer(x)
-        return x
+        # One layer is large, the others stay small, so that both ways of cutting are taken.
+        self.layers = nn.ModuleDict({str(n): Block(dim if n == 1 else 24) for n in layers})
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Layout:
     stages: int = 1
     tp: int = 1
     fsdp: bool = False
-    mesh: DeviceMesh | None = field(default=None, compare=False)
+    dim: int = DIM
 
 
 LAYOUTS = [
@@ -63,12 +59,9 @@ LAYOUTS = [
 
 def build(layout: Layout, rank: int) -> tuple[Net, torch.optim.AdamW]:
     """Model and optimizer of this rank, with state, everything zero."""
-    layers = (
-        [n for n in range(LAYERS) if n % layout.stages == rank % layout.stages]
-        if layout.stages > 1
-        else list(range(LAYERS))
-    )
-    net = Net(layers)
+    numbers = range(LAYERS)
+    layers = [n for n in numbers if layout.stages == 1 or n % layout.stages == rank]
+    net = Net(layers, layout.dim)
     if layout.tp > 1 or layout.fsdp:
         dp = layout.ranks // layout.tp
         mesh = init_device_mesh("cpu", (dp, layout.tp), mesh_dim_names=("dp", "tp"))
@@ -89,10 +82,10 @@ def build(layout: Layout, rank: int) -> tuple[Net, torch.optim.AdamW]:
     return net, optimizer
 
 
-def full_values(seed: int) -> dict[str, torch.Tensor]:
+def full_values(dim: int, seed: int) -> dict[str, torch.Tensor]:
     """Every tensor of the whole state, by name, of random values."""
     generator = torch.Generator().manual_seed(seed)
-    reference = Net(list(range(LAYERS)))
+    reference = Net(list(range(LAYERS)), dim)
     values: dict[str, torch.Tensor] = {}
     for name, tensor in reference.state_dict().items():
         values[name] = torch.randn(tensor.shape, generator=generator)

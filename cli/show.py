@@ -1,17 +1,24 @@
 """`cairn show`: what a checkpoint holds."""
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from cairn.cli.opening import open_registry, store_options
 from cairn.cli.output import emit, emit_json, safe, size, table, when
 
+if TYPE_CHECKING:
+    from cairn.registry.checkpoint import CheckpointManifest
+    from cairn.registry.registry import Registry
+
 
 @click.command()
 @click.argument("selector", metavar="MODEL[@REF]")
 @click.option("--tensors", is_flag=True, help="List the tensors too.")
+@click.option("--plan", metavar="SHARE", help="What rank R of N would read, as R/N or R/N:AXIS.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @store_options
-def command(selector: str, tensors: bool, as_json: bool) -> None:
+def command(selector: str, tensors: bool, plan: str | None, as_json: bool) -> None:
     """Show the facts of a checkpoint, and its tensors."""
     from cairn.manifests.dtypes import nbytes
     from cairn.registry.checkpoint import CheckpointManifest
@@ -24,7 +31,8 @@ def command(selector: str, tensors: bool, as_json: bool) -> None:
         meta = open_meta(registry, model, manifest.state)
         roots = {component: manifest.root(component) for component in manifest.components}
         entries = list(manifest.tensors()) if tensors else []
-    facts = {
+        reading = _plan(registry, manifest, plan) if plan else None
+    facts: dict[str, Any] = {
         "checkpoint": checkpoint.hex(),
         "model": model.hex(),
         "step": meta.step,
@@ -32,6 +40,7 @@ def command(selector: str, tensors: bool, as_json: bool) -> None:
         "claimed_at_ns": manifest.state.claimed_at,
         "actor": manifest.state.actor.hex(),
         "parents": [{"relation": p.relation, "checkpoint": p.checkpoint.hex()} for p in manifest.body.parents],
+        "exactness": manifest.body.exactness,
         "components": {
             component.name.lower(): {"entries": root.entries, "bytes_logical": root.bytes_logical}
             for component, root in roots.items()
@@ -48,7 +57,8 @@ def command(selector: str, tensors: bool, as_json: bool) -> None:
         for entry in entries
     ]
     if as_json:
-        emit_json({**facts, "tensors": rows} if tensors else facts)
+        facts |= {"tensors": rows} if tensors else {}
+        emit_json(facts | ({"plan": reading} if reading else {}))
         return
     emit(f"checkpoint {checkpoint.hex()}")
     emit(f"model      {model.hex()}")
@@ -59,6 +69,8 @@ def command(selector: str, tensors: bool, as_json: bool) -> None:
         emit(f"message    {safe(meta.message)}")
     for parent in manifest.body.parents:
         emit(f"parent     {parent.checkpoint.hex()[:12]} ({safe(parent.relation)})")
+    if manifest.body.exactness:
+        emit(f"exactness  {safe(manifest.body.exactness)}")
     for component, root in roots.items():
         emit(f"{component.name.lower():<10} {root.entries} entries, {size(root.bytes_logical)}")
     if rows:
@@ -67,3 +79,21 @@ def command(selector: str, tensors: bool, as_json: bool) -> None:
             ("TENSOR", "DTYPE", "SHAPE", "BYTES"),
             [(str(r["name"]), str(r["dtype"]), str(r["shape"]), str(r["bytes"])) for r in rows],
         )
+    if reading:
+        emit("")
+        emit(
+            f"rank {plan} wants {size(reading['bytes_wanted'])}: {reading['requests']} reads, "
+            f"{size(reading['bytes_read'])}, {reading['amplification']:.3f} times what it wants"
+        )
+
+
+def _plan(registry: "Registry", manifest: "CheckpointManifest", text: str) -> dict[str, Any]:
+    from cairn.workspace.readplan import Share, plan_share
+
+    reads, wanted = plan_share(registry, manifest, Share.parse(text))
+    return {
+        "bytes_wanted": wanted,
+        "bytes_read": reads.bytes_fetched,
+        "requests": reads.requests,
+        "amplification": reads.bytes_fetched / wanted if wanted else 1.0,
+    }

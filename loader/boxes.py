@@ -16,7 +16,7 @@ from cairn.core.ids import Digest
 from cairn.loader.plan import Group, Wanted
 from cairn.manifests.dtypes import BITS
 from cairn.manifests.pieces import cached_grid, tiles_in
-from cairn.manifests.schema import Region
+from cairn.manifests.schema import Region, TensorEntry
 from cairn.manifests.tiling import Box
 
 Array = np.ndarray[Any, Any]
@@ -38,6 +38,11 @@ class StoredTensor:
     inline: bytes | None = None
     tiles: Sequence[Digest] = ()
     regions: Sequence[Region] = ()
+
+    @staticmethod
+    def of(entry: TensorEntry, tiles: Sequence[Digest], regions: Sequence[Region]) -> "StoredTensor":
+        """A manifest entry with its digests, as its pages say; those of `inline` entries are not needed."""
+        return StoredTensor(str(entry.key), entry.dtype, entry.shape, entry.inline, tiles, regions)
 
     def boxes(self, wanted: Box) -> Iterator[tuple[Digest, Box]]:
         """Stored boxes that meet a wanted one."""

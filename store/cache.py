@@ -187,10 +187,7 @@ class Cache:
 
     def _bound_environment(self, folder: Path) -> lmdb.Environment:
         self._folder = folder
-        environment = open_environment(folder)
-        self._meta = environment.open_db(b"meta")
-        self._ids = environment.open_db(b"ids")
-        self._files = environment.open_db(b"files")
+        environment, (self._meta, self._ids, self._files) = open_environment(folder, (b"meta", b"ids", b"files"))
         with environment.begin() as transaction:
             same = transaction.get(_BOUND, db=self._meta) == self._bound
         if not same:

@@ -305,6 +305,11 @@ class ChunkWriter:
         self._append(kind, digest, code, length, encoded)
         return digest
 
+    def digest(self, kind: ContentType, data: Buffer) -> Digest:
+        """What `put` would return; nothing is stored."""
+        filled = fill_digest(data) if kind is ContentType.CHUNK else None
+        return self._access.keys.of(kind).digest(data) if filled is None else filled
+
     def _count_reused(self, length: int) -> None:
         self.counts.chunks_reused += 1
         self.counts.bytes_reused += length

@@ -6,8 +6,10 @@ is read. Such a file, or one that is no database, is removed: a cache can be mad
 
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import lmdb
 
@@ -17,12 +19,18 @@ _META_PAGES = 2
 _FILES = ("data.mdb", "lock.mdb")
 
 _open: dict[str, lmdb.Environment] = {}
+# Handles of an environment's databases, opened before anybody else has it: `open_db` takes LMDB's write lock without
+# letting go of Python's, so that it stops the whole process for ever if another thread is writing.
+_handles: dict[str, list[Any]] = {}
 _owner = os.getpid()
 _lock = threading.Lock()
 
 
-def open_environment(folder: Path) -> lmdb.Environment:
-    """The environment of a folder, shared by all who ask for it in this process.
+def open_environment(folder: Path, databases: Sequence[bytes]) -> tuple[lmdb.Environment, list[Any]]:
+    """The environment of a folder, shared by all who ask for it in this process, and handles of its databases.
+
+    Args:
+        databases: their names, the same at each call.
 
     Raises:
         lmdb.Error, OSError: it can neither be opened nor made.
@@ -40,7 +48,10 @@ def open_environment(folder: Path) -> lmdb.Environment:
         environment = _open.get(path)
         if environment is None or not _usable(environment):
             environment = _open[path] = _open_sound(folder)
-        return environment
+            _handles.pop(path, None)
+        if path not in _handles:
+            _handles[path] = [environment.open_db(name) for name in databases]
+        return environment, _handles[path]
 
 
 def remove_environment(folder: Path) -> None:

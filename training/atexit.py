@@ -8,14 +8,14 @@ code 1 after everybody else's exit functions have run.
 import atexit
 import logging
 import os
-import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cairn.training.checkpointer import Checkpointer
 
 log = logging.getLogger("cairn.training")
-_open: "weakref.WeakSet[Checkpointer]" = weakref.WeakSet()
+# Strong, since one that nobody holds any more may yet have a failure to tell.
+_open: "set[Checkpointer]" = set()
 _failed: list[str] = []
 
 

@@ -16,6 +16,7 @@ from cairn.loader.boxes import NUMPY_OF_WIDTH
 from cairn.manifests.dtypes import BITS
 from cairn.manifests.pieces import Piece
 from cairn.manifests.tiling import Box
+from cairn.training.devices import Lane, lane_of, lanes_of
 from cairn.training.hostmemory import ALIGN_BYTES, Arena
 from cairn.training.leaves import TensorLeaf
 from cairn.training.ownership import deal
@@ -23,6 +24,8 @@ from cairn.training.placements import Part
 
 # What one call copies while training goes on: small enough that waiting for it is short.
 COPY_BYTES = 64 << 20
+# Integers of 1 to 7 bits, one a byte: torch has them and cannot copy them.
+_UNCOPIED = {getattr(torch, f"{sign}int{bits}", None) for sign in ("", "u") for bits in range(1, 8)}
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +69,8 @@ class CapturePlan:
 
     def add(self, leaf: int, source: torch.Tensor, cuts: list[Cut], width: int) -> None:
         """Append a slot for `source`."""
+        if source.dtype in _UNCOPIED:
+            source = source.view(torch.uint8)
         slot = Slot(leaf, source, self.nbytes, tuple(source.shape), cuts, width)
         self.slots.append(slot)
         self.nbytes += -(-slot.nbytes // ALIGN_BYTES) * ALIGN_BYTES
@@ -137,16 +142,39 @@ class Capture:
             yield batch
 
     def copy(self, numbers: Iterable[int]) -> None:
-        """Copy some slots; returns when the bytes are there."""
+        """Copy some slots, as they are after all that the calling thread did; returns when the bytes are there."""
         chosen = list(numbers)
         if not chosen:
             return
-        targets, sources = self._targets(chosen), [self.plan.slots[n].source for n in chosen]
-        cuda = [source for source in sources if source.is_cuda]
-        with torch.no_grad():
-            torch._foreach_copy_(targets, sources, non_blocking=bool(cuda))
-        for device in {source.device for source in cuda}:
-            torch.cuda.current_stream(device).synchronize()
+        self.prepare(chosen)
+        self.begin(chosen)
+        for lane in self.lanes(chosen):
+            lane.mark().wait()
+
+    def prepare(self, numbers: Iterable[int]) -> None:
+        """Take host memory, and let devices copy what they hold after all that the calling thread did so far."""
+        self._arena.reserve(self.plan.nbytes)
+        for lane in self.lanes(numbers):
+            lane.follow()
+
+    def begin(self, numbers: Sequence[int]) -> None:
+        """Copy slots of host memory, and begin to copy those of devices; these are there at a later mark of `lanes`."""
+        targets, sources = [], []
+        for number, target in zip(numbers, self._targets(numbers), strict=True):
+            source = self.plan.slots[number].source
+            lane = lane_of(source.device)
+            if lane is not None:
+                lane.copy(target, source)
+            else:
+                targets.append(target)
+                sources.append(source)
+        if targets:
+            with torch.no_grad():
+                torch._foreach_copy_(targets, sources)
+
+    def lanes(self, numbers: Iterable[int]) -> list[Lane]:
+        """Where devices copy these slots; none for host memory."""
+        return lanes_of(self.plan.slots[number].source for number in numbers)
 
     def same(self, number: int) -> bool:
         """Whether a slot still equals its source, bit for bit."""

@@ -11,8 +11,11 @@ with cairn.Checkpointer("path/to/store", "llama") as checkpointer:
 """
 
 import logging
+import os
 import threading
 from collections.abc import Mapping
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +32,7 @@ from cairn.store.codec import CodecPolicy
 from cairn.training.agreement import exchange, names_to_agree
 from cairn.training.atexit import close_at_exit, forget_at_exit
 from cairn.training.capture import Capture, CapturePlan, plan_capture
-from cairn.training.handle import SaveHandle
+from cairn.training.handle import SaveHandle, is_local
 from cairn.training.hostmemory import Arena
 from cairn.training.leaves import Leaves, TensorLeaf
 from cairn.training.loading import Loader, LoadOptions, LoadReport
@@ -125,6 +128,7 @@ class Checkpointer:
         self._collector = Collector()
         self._failure: BaseException | None = None
         self._closed = False
+        self._process = os.getpid()
         close_at_exit(self)
 
     # --- saving ------------------------------------------------------------------------------------
@@ -144,10 +148,10 @@ class Checkpointer:
         started = self._registry.opened.clock.monotonic()
         if self._pending is not None and self._pending.thread.is_alive():
             if self._on_busy == "skip":
-                return SaveHandle(step, self._is_local, skipped=True)
+                return SaveHandle(step, is_local(self._registry.opened.backend.url), skipped=True)
             self._pending.task.cancelled = self._on_busy == "supersede"
         self._settle()
-        handle = SaveHandle(step, self._is_local)
+        handle = SaveHandle(step, is_local(self._registry.opened.backend.url))
         self._saves += 1
         try:
             task = self._captured(step, state, message, handle, started)
@@ -195,7 +199,7 @@ class Checkpointer:
         """Agree on holders of plain tensors if need be; whether the structure is another than was agreed on."""
         names = list(names_to_agree(leaves, self._ranks.count).values())
         if self._agreed is None:
-            self._agreed = exchange(self._ranks, f"save/{self._saves}/layout", names, self._attempt_seconds)
+            self._agreed = exchange(self._ranks, f"save/{self._saves}", names, self._attempt_seconds)
             return False
         return any(name not in self._agreed for name in names)
 
@@ -352,12 +356,12 @@ class Checkpointer:
                 raise error
 
     def close(self, seconds: float | None = None) -> None:
-        """Wait for the save under way, then let go of everything. Closing again does nothing.
+        """Wait for the save under way, then let go of everything. Closing again, or in a forked child, does nothing.
 
         Raises:
             CairnError: why the last save failed.
         """
-        if self._closed:
+        if self._closed or self._process != os.getpid():
             return
         self._closed = True
         forget_at_exit(self)
@@ -387,12 +391,9 @@ class Checkpointer:
 
     # --- small things --------------------------------------------------------------------------------
 
-    @property
-    def _is_local(self) -> bool:
-        return self._registry.opened.backend.url.partition("://")[
-            1
-        ] == "" or self._registry.opened.backend.url.startswith("file:")
-
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("this checkpointer is closed", hint="make a new one")
+        if self._process != os.getpid():
+            # The threads that carry out its saves exist in the parent only.
+            raise UsageError("this checkpointer belongs to the process that forked this one", hint="make a new one")

@@ -66,7 +66,7 @@ class CairnWriter(StorageWriter):
     """Writes state dicts as checkpoints of a logical model. One save at a time; may be used for many.
 
     Attributes:
-        checkpoint: id of the last checkpoint that was committed, on the coordinator.
+        checkpoint: id of the last checkpoint that was committed, on the coordinator, in the process that writes.
     """
 
     def __init__(
@@ -96,7 +96,8 @@ class CairnWriter(StorageWriter):
 
     def reset(self, checkpoint_id: CheckpointName = None) -> None:
         """Begin anew; a save under way is given up."""
-        self._name, self._attempt = checkpoint_id, None
+        self._give_up()
+        self._name = checkpoint_id
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Open the store and, on the coordinator, look where the branch is.
@@ -109,6 +110,7 @@ class CairnWriter(StorageWriter):
                 "without collectives each rank would commit a checkpoint of its own",
                 hint="leave out use_collectives=False",
             )
+        self._give_up()
         registry = self._place.registry()
         rank = kwargs.get("rank", dist.get_rank() if dist.is_initialized() else 0)
         self._attempt = Attempt(registry, self._codec, rank, is_coordinator)
@@ -133,8 +135,7 @@ class CairnWriter(StorageWriter):
             replicas = planner.replicas(plan) if isinstance(planner, CairnSavePlanner) else ()
             told = attempt.contribute(items_of(plan, planner, replicas), self._step_now)
         except BaseException:
-            self._attempt = None
-            attempt.settle().end()
+            self._give_up()
             raise
         size = attempt.save.written.counts.bytes_stored
         done: Future[list[WriteResult]] = Future()
@@ -180,8 +181,13 @@ class CairnWriter(StorageWriter):
 
     def close(self) -> None:
         """Give up a save under way, and close the store if it was opened here. The writer can be used again."""
-        self._attempt = None
+        self._give_up()
         self._place.close()
+
+    def _give_up(self) -> None:
+        if self._attempt is not None:
+            self._attempt.give_up()
+            self._attempt = None
 
     @property
     def _step_now(self) -> int | None:

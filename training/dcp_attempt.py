@@ -17,13 +17,14 @@ from cairn.core.ids import short
 from cairn.core.limits import ATTEMPT_SECONDS
 from cairn.core.pool import threads_within_budget
 from cairn.registry.entries import ObjectRef
+from cairn.registry.envelope import Stages
 from cairn.registry.outcomes import commit_of_session
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
 from cairn.store.codec import CodecPolicy
 from cairn.training.dcp_items import RankItems
 from cairn.training.encode import WORKER_BYTES, Encoder
-from cairn.training.fragment import Fragment, Stages
+from cairn.training.fragment import Fragment
 from cairn.training.gathering import leave_fragment, make_fragment
 
 # The commit follows within a second or a few; short looks end sessions of processes that are gone soon after.
@@ -90,6 +91,10 @@ class Attempt:
         if self._watch is not None:
             self._watch.dismiss()
         return self.session
+
+    def give_up(self) -> None:
+        """End the session now; what was stored becomes collectable."""
+        self.settle().end()
 
 
 class Watch:

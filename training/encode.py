@@ -58,7 +58,6 @@ class Encoder:
         self._found = [_Found() for _ in leaves]
         self._inline = _inline_slots(plan, leaves)
         self._lock = threading.Lock()
-        self._hash = save.chunks.access.keys.chunk.digest
 
     def run(self, threads: int) -> list[Contribution]:
         """Store everything; all packs are durable when this returns."""
@@ -93,7 +92,7 @@ class Encoder:
         piece = cut.piece
         offsets, lengths = piece.box.offsets, piece.box.lengths
         if not cut.stored:
-            digest = bytes(self._hash(data))
+            digest = bytes(writer.digest(ContentType.CHUNK, data))
             with self._lock:
                 if piece.tile >= 0:
                     found.seen_tiles[piece.tile] = digest

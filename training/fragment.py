@@ -7,6 +7,7 @@ of no use once the attempt has ended.
 import msgspec
 
 from cairn.manifests.schema import Key
+from cairn.registry.envelope import Stages
 from cairn.store.chunkstore import WriteCounts
 
 Box2 = tuple[tuple[int, ...], tuple[int, ...]]
@@ -64,30 +65,6 @@ class ContributedValue(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __repr__(self) -> str:
         return f"ContributedValue({self.key}, <secret>)"
-
-
-class Stages(msgspec.Struct):
-    """Where a save's time went on one rank: seconds by stage, and bytes.
-
-    Args:
-        plan: walking the state and laying out the capture.
-        capture: copying into host memory; what of it blocked training is `blocked`.
-        write: hashing, sealing and storing; `digest`, `encode`, `seal`, `store` are its shares over all threads.
-        merge: joining the fragments and writing the manifest (coordinator only).
-        total: from the call of `save` to the fragment's being durable.
-    """
-
-    plan: float = 0.0
-    capture: float = 0.0
-    blocked: float = 0.0
-    digest: float = 0.0
-    encode: float = 0.0
-    seal: float = 0.0
-    store: float = 0.0
-    write: float = 0.0
-    merge: float = 0.0
-    total: float = 0.0
-    bytes_captured: int = 0
 
 
 class Fragment(msgspec.Struct, frozen=True):

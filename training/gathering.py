@@ -16,6 +16,7 @@ from cairn.core.errors import CairnError, IntegrityError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, CheckpointId, ModelId
 from cairn.manifests.schema import ComponentRoot, Parent
 from cairn.registry.entries import ObjectRef
+from cairn.registry.envelope import Envelope, RankReport, Stages
 from cairn.registry.indexing import read_object
 from cairn.registry.manifestwriter import ManifestWriter
 from cairn.registry.models import CommitMeta
@@ -27,8 +28,7 @@ from cairn.store.chunkstore import ChunkSave, WriteCounts, Written
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
 from cairn.store.index import PieceEntry, decode_piece, encode_piece
-from cairn.training.envelope import Envelope, RankReport
-from cairn.training.fragment import ContributedValue, Contribution, Fragment, Stages
+from cairn.training.fragment import ContributedValue, Contribution, Fragment
 from cairn.training.merge import Merged, Merger, stored_digests
 
 _KIND = "fragment"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from cairn.core.errors import CairnError, UsageError
 from cairn.core.ids import CheckpointId
-from cairn.training.fragment import Stages
+from cairn.registry.envelope import Stages
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +61,8 @@ class SaveHandle:
         elif not isinstance(error, CairnError):
             error.add_note(f"this ended the save of step {self.step}")
         for future in (self.captured, self.committed):
-            if not future.done():
+            # The capture may end at this very moment, on its own thread.
+            with suppress(InvalidStateError):
                 future.set_exception(error)
 
     @property
@@ -76,3 +77,9 @@ class SaveHandle:
     def failure(self) -> BaseException | None:
         """Why it failed; None if it is committed."""
         return self.committed.exception()
+
+
+def is_local(url: str) -> bool:
+    """Whether a store at this address is of the tier `local`; else it is of `object`."""
+    scheme, separator, _ = url.partition("://")
+    return not separator or scheme == "file"

@@ -100,6 +100,8 @@ def tensor_leaf(key: Key, component: ComponentClass, tensor: object, trainable: 
     told_ranks: int | None = 1
     if holdings is None:
         assert isinstance(tensor, torch.Tensor)
+        if tensor.is_nested:
+            _check_bytes(what, tensor)  # before its shape, which it has not
         shape = tuple(tensor.shape)
         holdings = (whole(tensor),)
     else:

@@ -29,9 +29,10 @@ from cairn.registry.names import LATEST
 from cairn.registry.registry import Registry
 from cairn.registry.selectors import resolve
 from cairn.training.leaves import Binding, Read, StoredScope
+from cairn.training.placements import Part
 from cairn.training.ranks import COORDINATOR, Ranks
-from cairn.training.sharded import Holding
 from cairn.training.tree import parts_of
+from cairn.training.windows import Windows
 
 # A worker holds the ranges of one batch and the plaintext of one chunk.
 _WORKER_BYTES = 2 * READ_BYTES_TARGET
@@ -90,12 +91,18 @@ class _Verdict(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Prepared:
-    """A plan for this rank, and what is to be done once it is carried out."""
+    """A plan for this rank: what is read in place, and what goes through slabs of host memory."""
 
-    plan: BoxPlan
-    reads: ReadPlan
+    windows: Windows
+    plan: BoxPlan = field(default_factory=BoxPlan)
+    reads: ReadPlan = field(default_factory=lambda: ReadPlan(()))
     casts: list[str] = field(default_factory=list)
-    after: list[Any] = field(default_factory=list)
+
+    def counts(self) -> tuple[int, int, int]:
+        """Bytes wanted, bytes read, requests."""
+        reads = [self.reads, *self.windows.reads]
+        wanted = self.plan.bytes_wanted + self.windows.bytes_wanted
+        return wanted, sum(one.bytes_fetched for one in reads), sum(one.requests for one in reads)
 
 
 class Loader:
@@ -133,13 +140,12 @@ class Loader:
         self._read(prepared, options)
         begun = self._lap("read", begun)
         notes = list(binding.notes)
-        for finish in (*prepared.after, *binding.finish, *binding.last):
+        for finish in (*binding.finish, *binding.last):
             notes += finish()
         self._lap("finish", begun)
         return LoadReport(
-            found[1], manifest.body.step, len(binding.reads), prepared.plan.bytes_wanted,
-            prepared.reads.bytes_fetched, prepared.reads.requests, self._seconds, tuple(prepared.casts),
-            (*verdict.missing, *verdict.extra), tuple(not_asked), tuple(notes),
+            found[1], manifest.body.step, len(binding.reads), *prepared.counts(), self._seconds,
+            tuple(prepared.casts), (*verdict.missing, *verdict.extra), tuple(not_asked), tuple(notes),
         )  # fmt: skip
 
     def _lap(self, stage: str, since: float) -> float:
@@ -210,33 +216,35 @@ class Loader:
     # --- reading -------------------------------------------------------------------------------------
 
     def _prepare(self, manifest: CheckpointManifest, reads: Iterable[Read]) -> _Prepared:
-        plan = BoxPlan()
-        prepared = _Prepared(plan, ReadPlan(()))
+        prepared = _Prepared(Windows())
         for read in reads:
-            leaf = read.leaf
-            dtype = getattr(torch, read.entry.dtype)
-            targets: list[Target] = []
-            for holding in leaf.holdings:
-                local, copy_back = _readable(holding, dtype)
-                if copy_back is not None:
-                    prepared.after.append(copy_back)
-                targets += _targets(holding, as_array(local))
+            leaf, dtype = read.leaf, getattr(torch, read.entry.dtype)
             if leaf.dtype != read.entry.dtype:
                 prepared.casts.append(f"{leaf.key}: {read.entry.dtype} to {leaf.dtype}")
-            if targets:
-                plan.add(stored_tensor(manifest, read.entry), targets)
-        prepared.reads = plan_reads(plan.groups(), manifest.chunks.index, self._registry.opened.keys.chunk)
+            if not any(holding.parts for holding in leaf.holdings):
+                continue
+            stored = stored_tensor(manifest, read.entry)
+            for holding in leaf.holdings:
+                local = holding.local.detach()
+                if _takes_bytes(local, dtype):
+                    array = as_array(local)
+                    prepared.plan.add(stored, [Target(part.box, array[_within(part)]) for part in holding.parts])
+                else:
+                    for part in holding.parts:
+                        prepared.windows.add(stored, dtype, part.box, local[_within(part)])
+        index, keys = manifest.chunks.index, self._registry.opened.keys.chunk
+        prepared.reads = plan_reads(prepared.plan.groups(), index, keys)
+        prepared.windows.plan(index, keys)
         return prepared
 
     def _read(self, prepared: _Prepared, options: LoadOptions) -> None:
         ranks, task, plan = self._ranks, self._task, prepared.plan
-        chunks = self._registry.chunks()
+        chunks, threads = self._registry.chunks(), threads_within_budget(_WORKER_BYTES)
+        recompute = options.verify != "aead"
         try:
             plan.copy_inline()
-            execute(
-                prepared.reads, chunks, plan.deliver, threads_within_budget(_WORKER_BYTES), plan.place,
-                options.verify != "aead",
-            )  # fmt: skip
+            execute(prepared.reads, chunks, plan.deliver, threads, plan.place, recompute)
+            prepared.windows.fill(chunks, threads, recompute)
         except IntegrityError as error:
             raise IntegrityError(
                 f"the state is now unusable, since its tensors are filled in part: {error.message}", hint=error.hint
@@ -277,31 +285,20 @@ def _value(manifest: CheckpointManifest, entry: Any) -> Any:
 
 def stored_tensor(manifest: CheckpointManifest, entry: TensorEntry) -> StoredTensor:
     """Where an entry's bytes are."""
-    name = str(entry.key)
     if entry.inline is not None:
-        return StoredTensor(name, entry.dtype, entry.shape, entry.inline)
+        return StoredTensor.of(entry, (), ())
     tiles = manifest.tiles(entry)
-    return StoredTensor(name, entry.dtype, entry.shape, None, tiles, () if tiles else manifest.regions(entry))
+    return StoredTensor.of(entry, tiles, () if tiles else manifest.regions(entry))
 
 
-def _readable(holding: Holding, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
-    """Host memory of the recorded dtype to read a local tensor into, and what then brings it there, if it is apart."""
-    local = holding.local.detach()
-    if local.is_cpu and local.dtype is dtype and not local.is_conj() and not local.is_neg():
-        return local, None
-    staged = torch.empty(local.shape, dtype=dtype)
-
-    def copy_back() -> list[str]:
-        local.copy_(staged)
-        return []
-
-    return staged, copy_back
+def _takes_bytes(local: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether content can be put into a tensor's memory as it is."""
+    return local.is_cpu and local.dtype is dtype and not local.is_conj() and not local.is_neg()
 
 
-def _targets(holding: Holding, array: Any) -> Iterable[Target]:
-    for part in holding.parts:
-        slices = (slice(o, o + n) for o, n in zip(part.local.offsets, part.local.lengths, strict=True))
-        yield Target(part.box, array[(*slices, ...)])
+def _within(part: Part) -> tuple[Any, ...]:
+    """The index of a part in its local tensor."""
+    return (*(slice(o, o + n) for o, n in zip(part.local.offsets, part.local.lengths, strict=True)), ...)
 
 
 def _misfits(reads: Iterable[Read], casts: bool) -> Iterable[str]:

@@ -74,7 +74,7 @@ class Merger:
             StateMismatch: ranks disagree or leave gaps; lists all tensors and the ranks.
         """
         for tensor in self._tensors.values():
-            self._check_seen(tensor)
+            self._check_seen(tensor, writer)
         merged = Merged()
         for key, tensor in self._tensors.items():
             first = tensor.first
@@ -136,13 +136,17 @@ class Merger:
             self._doubled += 1
 
     def _differs(self, tensor: _Tensor, one: int, other: int) -> None:
-        text = f"{tensor.first.key} differs between ranks {one} and {other}"
+        text = f"{tensor.first.key} differs between ranks {min(one, other)} and {max(one, other)}"
         if text not in self._faults:
             self._faults.append(text)
 
-    def _check_seen(self, tensor: _Tensor) -> None:
+    def _check_seen(self, tensor: _Tensor, writer: ChunkWriter) -> None:
+        inline = {
+            place: (bytes(writer.digest(ContentType.CHUNK, data)), rank)
+            for place, (data, rank) in (tensor.inline.items() if tensor.seen else ())
+        }
         for place, digest, rank in tensor.seen:
-            holder = tensor.held.get(place)
+            holder = tensor.held.get(place) or inline.get(_ends(_box(tensor.first, place)))
             if holder is not None and holder[0] != digest:
                 self._differs(tensor, holder[1], rank)
 

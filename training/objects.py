@@ -1,6 +1,6 @@
 """Objects with state of their own, and plain leaves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from cairn.core.errors import RefusedError
@@ -88,20 +88,36 @@ class RankState(_Passing):
         if not stored.values:
             binding.missing.append(str(self._key))
             return binding
+        own, states = self._value.rank_key, stored.children()
+        # Usually only this rank's own state is looked at; those of thousands of others stay unread.
         builds: dict[str, Callable[[], Any]] = {}
-        for name, below in stored.children().items():
-            inner, builds[str(name)] = bind_tree(
-                Key(self._key.scope, (*self._key.path, name)), ComponentClass.TRAINING, below, None
-            )
+        for name in [own] if own in states else states:
+            key = Key(self._key.scope, (*self._key.path, name))
+            inner, builds[str(name)] = bind_tree(key, ComponentClass.TRAINING, states[name], None)
             binding.add(inner)
-        check = getattr(self._value, "check_rank_states", None)
-        if check is not None:
-            try:
-                check(list(builds))
-            except RefusedError as error:
-                binding.problems.append(f"{self._key}: {error.message}")
-        binding.last.append(lambda: self._value.load_rank_states({name: build() for name, build in builds.items()}))
+        binding.last.append(lambda: self._value.load_rank_states(_RankStates(states, builds)))
         return binding
+
+
+class _RankStates(Mapping[str, Any]):
+    """The states of all ranks by key, each put together when it is asked for."""
+
+    def __init__(self, stored: Mapping[str | int, StoredScope], builds: Mapping[str, Callable[[], Any]]) -> None:
+        self._stored, self._builds = stored, builds
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._builds:
+            return self._builds[name]()
+        stored = self._stored[name]
+        if stored.tensors:
+            raise RefusedError(f"the state of rank {name} holds tensors, which only that rank can load")
+        return bind_tree(Key("", (name,)), ComponentClass.TRAINING, stored, None)[1]()
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
 
 
 class PlainState(_Passing):

@@ -117,6 +117,11 @@ def holdings_of(tensor: object, what: str) -> tuple[Holding, ...] | None:
     return None
 
 
+def is_sharded(value: object) -> bool:
+    """Whether a value that is no torch tensor is one that `holdings_of` knows, be it sound or not."""
+    return isinstance(value, ShardedSlice) or _is_megatron(value)
+
+
 def _of_dtensor(tensor: DTensor, what: str) -> Holding:
     # `to_local` would record a view for autograd, at 14 µs a tensor.
     local = tensor._local_tensor

@@ -14,7 +14,7 @@ from cairn.manifests.schema import Key
 from cairn.manifests.values import Container, Symbol
 from cairn.store.crypto.components import ComponentClass
 from cairn.training.leaves import Binding, Path, Read, StoredScope, TensorLeaf, ValueLeaf, tensor_leaf
-from cairn.training.sharded import holdings_of
+from cairn.training.sharded import is_sharded
 from cairn.training.subclasses import SUBCLASS, flat_leaves, is_wrapper
 
 _KINDS: dict[type, str] = {dict: "dict", list: "list", tuple: "tuple"}
@@ -27,7 +27,7 @@ def is_tensor(value: object) -> bool:
     kind = type(value)
     if kind.__module__ in ("builtins", "collections", "numpy"):
         return False
-    return holdings_of(value, "a value") is not None
+    return is_sharded(value)
 
 
 def holds_tensors(value: object) -> bool:
@@ -131,6 +131,9 @@ def bind_tree(
         reads[path] = target
         binding.reads.append(Read(entry, tensor_leaf(Key(key.scope, key.path + path), component, target)))
     binding.missing.extend(str(Key(key.scope, key.path + path)) for path in targets)
+    binding.problems.extend(
+        f"{Key(key.scope, key.path + path)} is named in the checkpoint, and is not in it" for path in _absent(stored)
+    )
 
     def build() -> Any:
         return _assemble(stored, reads, template)
@@ -153,9 +156,7 @@ def _assemble(stored: StoredScope, reads: Mapping[Path, Any], template: Any, pat
     if path in reads:
         return reads[path]
     read = stored.values.get(path)
-    if read is None:
-        raise RefusedError(f"the checkpoint has no value at {list(path)}")
-    value = unplain(read())
+    value = _implied(stored, path) if read is None else unplain(read())
     if not isinstance(value, Container):
         return value
     if value.kind.startswith(SUBCLASS):
@@ -168,6 +169,37 @@ def _assemble(stored: StoredScope, reads: Mapping[Path, Any], template: Any, pat
     if value.kind == "dict":
         return dict(zip(value.keys, items, strict=True))
     return tuple(items) if value.kind == "tuple" else items
+
+
+def _implied(stored: StoredScope, path: Path) -> Container:
+    """The container that entries below a path imply: other writers record none.
+
+    Raises:
+        RefusedError: there are none.
+    """
+    at = len(path)
+    names = dict.fromkeys(p[at] for p in (*stored.tensors, *stored.values) if len(p) > at and p[:at] == path)
+    if not names:
+        raise RefusedError(f"the checkpoint has no value at {list(path)}")
+    if all(isinstance(name, int) for name in names):
+        return Container("list", tuple(sorted(names)))
+    return Container("dict", tuple(names))
+
+
+def _absent(stored: StoredScope, path: Path = ()) -> Iterator[Path]:
+    """Items that a stored container names and that are not there."""
+    if path in stored.tensors:
+        return
+    read = stored.values.get(path)
+    if read is None:
+        at = len(path)
+        if not any(len(p) > at and p[:at] == path for p in (*stored.tensors, *stored.values)):
+            yield path
+        return
+    value = read()
+    if isinstance(value, Container):
+        for name in value.keys:
+            yield from _absent(stored, (*path, name))
 
 
 def _child(template: Any, name: str | int) -> Any:

@@ -111,9 +111,9 @@ class Writer:
             with Session(registry.opened, state.epoch, state.heartbeat_seconds) as session:
                 save = registry.chunks().save(session, self._codec, self._clock)
                 fragment = self._contribute(task, save, session, state.length - 1)
-                if ranks.count > 1:
+                if branch is None:
                     self._announce(task, fragment)
-                if branch is not None:
+                else:
                     outcome = self._commit(task, branch, fragment, save, session)
                     ranks.tell(task.name, "outcome", encode(outcome))
                     return outcome
@@ -196,7 +196,7 @@ def _stale(branch: Branch, merged: Merged, step: int) -> list[str]:
     """The alarm for training that does not train: the weights are those of the save before."""
     trainable = set(merged.trainable)
     entries = merged.tensors.get(ComponentClass.WEIGHTS, [])
-    weights = b"".join(encode(entry) for entry in sorted(entries, key=lambda e: e.key) if entry.key in trainable)
+    weights = b"".join(encode(entry) for entry in sorted(entries, key=lambda e: str(e.key)) if entry.key in trainable)
     fingerprint = blake3(weights).digest() if weights else b""
     same = fingerprint and fingerprint == branch.previous_weights and branch.previous_step != step
     notes = [f"trainable weights are identical to those of step {branch.previous_step}"] if same else []

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         RankLocal,
         StatefulLoader,
     )
+    from cairn.training.dcp import CairnReader, CairnSavePlanner, CairnWriter
     from cairn.training.handle import SaveHandle
     from cairn.training.loading import LoadReport
     from cairn.training.provenance import capture_provenance
@@ -36,6 +37,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "CairnError": "core.errors",
+    "CairnReader": "training.dcp",
+    "CairnSavePlanner": "training.dcp",
+    "CairnWriter": "training.dcp",
     "CheckoutResult": "workspace.checkout",
     "Checkpointer": "training.checkpointer",
     "CommitOptions": "workspace.commit",
@@ -60,6 +64,9 @@ _HOMES = {
 
 __all__ = [
     "CairnError",
+    "CairnReader",
+    "CairnSavePlanner",
+    "CairnWriter",
     "CheckoutResult",
     "Checkpointer",
     "CommitOptions",

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import socket
 from collections.abc import Iterator
 from functools import cache
@@ -49,20 +50,26 @@ def losses(folder: Path, layout: str, ranks: int, *options: str) -> list[float]:
         for process in processes:
             process.kill()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    assert [line["step"] for line in lines] == list(range(lines[0]["step"], lines[0]["step"] + len(lines)))
     return [line["loss"] for line in lines]
+
+
+def in_store(store: Path) -> list[str]:
+    """Options that keep checkpoints in a store, every second step."""
+    return ["--store", str(store), "--save-every", "2"]
 
 
 def rank_names(command: list[str], ranks: int) -> Iterator[dict[str, Any]]:
     """What each rank is told; a process alone is told nothing."""
+    folders = {name: value for name, value in os.environ.items() if name.startswith("XDG_")}
     if "alone" in command:
-        yield {"command": command, "environment": {}}
+        yield {"command": command, "environment": folders}
         return
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(ranks)}
     for rank in range(ranks):
-        yield {"command": command, "environment": place | {"RANK": str(rank)}}
+        yield {"command": command, "environment": folders | place | {"RANK": str(rank)}}
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +92,34 @@ def test_equal_runs_have_equal_losses(tmp_path: Path, reference: list[float], la
     assert len(first) == STEPS
     assert first == second
     assert first != reference, "dropout changes nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "ranks", "capture"),
+    [("alone", 1, "eager"), *((*split, "eager") for split in SPLIT), ("alone", 1, "overlap"), ("fsdp", 2, "overlap")],
+)
+def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(
+    tmp_path: Path, store: Path, layout: str, ranks: int, capture: str
+) -> None:
+    folder = tmp_path / "losses"
+    folder.mkdir()
+    unbroken = losses(folder, layout, ranks, "--steps", "6")
+    kept = [*in_store(store), "--capture", capture]
+    assert losses(folder, layout, ranks, "--steps", "4", *kept) == unbroken[:4]
+    assert losses(folder, layout, ranks, "--steps", "6", *kept) == unbroken[4:]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_in_other_layouts_on_the_same_data(tmp_path: Path, store: Path) -> None:
+    folder = tmp_path / "losses"
+    folder.mkdir()
+    plain = ["--dropout", "0", "--global-batch", "12"]
+    unbroken = losses(folder, "alone", 1, "--steps", "8", *plain)
+    found: list[float] = []
+    for steps, (layout, ranks) in zip((2, 4, 6, 8), [("tp-fsdp", 4), ("ddp", 3), ("pp", 2), ("alone", 1)], strict=True):
+        found += losses(folder, layout, ranks, "--steps", str(steps), *plain, *in_store(store))
+    assert found == pytest.approx(unbroken, abs=1e-4)
 
 
 @pytest.mark.slow

@@ -14,8 +14,6 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from concurrent.futures import InvalidStateError
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,19 +27,14 @@ from cairn.registry.registry import Registry
 from cairn.registry.runs import open_run
 from cairn.registry.stores import open_store
 from cairn.store.codec import CodecPolicy
-from cairn.training.agreement import exchange, names_to_agree
 from cairn.training.atexit import close_at_exit, forget_at_exit
-from cairn.training.capture import Capture, CapturePlan, plan_capture
 from cairn.training.handle import SaveHandle, is_local
 from cairn.training.hostmemory import Arena
-from cairn.training.leaves import Leaves, TensorLeaf
 from cairn.training.loading import Loader, LoadOptions, LoadReport
 from cairn.training.meeting import meet
-from cairn.training.overlap import Deferred, StepHooks, copy_in_background
 from cairn.training.ranks import Ranks
 from cairn.training.rendezvous import JobStore, Rendezvous
-from cairn.training.statesnapshot import deferrable, encoded_values
-from cairn.training.tree import Collector, optimizers_in
+from cairn.training.snapshots import Snapshots
 from cairn.training.writing import Branch, Task, Writer
 
 log = logging.getLogger("cairn.training")
@@ -72,6 +65,7 @@ class Checkpointer:
         codec: CodecPolicy = CodecPolicy.RAW,
         exactness: str = "",
         provenance: Mapping[str, Any] | None = None,
+        process_group: Any = None,
         rendezvous: Rendezvous | None = None,
         attempt_seconds: float = ATTEMPT_SECONDS,
         close_seconds: float = CLOSE_SECONDS,
@@ -90,7 +84,8 @@ class Checkpointer:
             check_replicas_every: each so many saves, replicas that other ranks store are compared; 0 for never.
             exactness: what the checkpoint promises; see `manifests/exactness.py`.
             provenance: plain data that becomes part of the checkpoint; see `capture_provenance`.
-            rendezvous: how ranks meet; by default through the store of torch.distributed's default group.
+            process_group: the ranks that save together; by default all of the job.
+            rendezvous: how ranks meet; by default through the store of torch.distributed's job.
             attempt_seconds: how long a save or load may take before it fails.
             close_seconds: how long `close`, and the end of the process, wait for the save under way.
             silence_seconds: after how long without a sign of life a rank is taken for lost.
@@ -104,12 +99,11 @@ class Checkpointer:
         self._registry = store if isinstance(store, Registry) else open_store(store)
         self._owns_store = not isinstance(store, Registry)
         self._codec, self._exactness = codec, exactness
-        self._provenance = dict(provenance or {})
         self._check_every = check_replicas_every
         self._attempt_seconds, self._close_seconds = attempt_seconds, close_seconds
         opened = self._registry.opened
         meeting = f"{opened.store.hex()}/{model}/{branch}"
-        self._ranks = Ranks(rendezvous or JobStore.of_job(meeting), opened.clock, silence_seconds)
+        self._ranks = Ranks(rendezvous or JobStore.of_job(meeting, process_group), opened.clock, silence_seconds)
         if on_busy != "wait" and self._ranks.count > 1:
             raise UsageError(
                 f"on_busy={on_busy!r} would let ranks drop different saves", hint="use 'wait' with several ranks"
@@ -117,16 +111,12 @@ class Checkpointer:
         self._ranks.start()
         key = meet(self._ranks, opened, attempt_seconds)
         self._writer = Writer(self._registry, self._ranks, key, codec, attempt_seconds)
-        self._arena = Arena(host_bytes_max)
-        self._hooks = StepHooks(self._before_step)
+        self._snapshots = Snapshots(
+            self._ranks, opened.clock, Arena(host_bytes_max), capture, attempt_seconds, dict(provenance or {})
+        )
         self._branch: Branch | None = None
-        self._agreed: dict[int, tuple[int, int]] | None = None
         self._saves, self._loads = 0, 0
         self._pending: _Pending | None = None
-        self._deferred: Deferred | None = None
-        self._plan: tuple[Any, CapturePlan] | None = None
-        self._collector = Collector()
-        self._failure: BaseException | None = None
         self._closed = False
         self._process = os.getpid()
         close_at_exit(self)
@@ -157,7 +147,7 @@ class Checkpointer:
             task = self._captured(step, state, message, handle, started)
         except BaseException as error:
             self._ranks.fail(f"save/{self._saves}", error)
-            self._agreed = None
+            self._snapshots.agree_anew()
             handle.fail(error)
             raise
         thread = threading.Thread(target=self._run, args=(task,), name="cairn-save", daemon=True)
@@ -169,71 +159,14 @@ class Checkpointer:
         return handle
 
     def _captured(self, step: int, state: dict[str, Any], message: str, handle: SaveHandle, started: float) -> Task:
-        clock, stages = self._registry.opened.clock, handle.stages
-        leaves = self._collector.collect(state)
-        handle.notes.extend(leaves.notes)
-        values = encoded_values(leaves, self._provenance)
-        replan = self._agree(leaves.tensors)
-        check = self._check_every > 0 and self._saves % self._check_every == 1 % self._check_every
-        capture = self._capture_of(leaves, check and self._ranks.count > 1)
-        planned = clock.monotonic()
-        stages.plan, stages.bytes_captured = planned - started, capture.plan.nbytes
-        numbers = list(range(len(capture.plan.slots)))
-        optimizers = optimizers_in(state) if self._mode == "overlap" else []
-        deferred = deferrable(leaves.tensors, capture, optimizers) if optimizers else []
-        later = set(deferred)
-        capture.copy([number for number in numbers if number not in later])
-        if deferred:
-            self._hooks.watch(optimizers)
-            self._deferred = Deferred(capture, deferred, lambda leaf: str(leaves.tensors[leaf].key))
-            copy_in_background(self._deferred, lambda error: self._finish_capture(handle, error))
-        else:
-            handle.captured.set_result(None)
-        stages.capture = clock.monotonic() - planned
+        number = self._saves
+        check = self._check_every > 0 and number % self._check_every == 1 % self._check_every
+        taken = self._snapshots.take(state, f"save/{number}", handle, check and self._ranks.count > 1)
+        leaves = taken.leaves
         return Task(
-            self._saves, step, message, leaves.tensors, values, capture, handle, started,
-            f"rank={self._ranks.rank}", self._exactness, replan, leaves.notes,
+            number, step, message, leaves.tensors, taken.values, taken.capture, handle, started,
+            f"rank={self._ranks.rank}", self._exactness, taken.replan, leaves.notes,
         )  # fmt: skip
-
-    def _agree(self, leaves: list[TensorLeaf]) -> bool:
-        """Agree on holders of plain tensors if need be; whether the structure is another than was agreed on."""
-        names = list(names_to_agree(leaves, self._ranks.count).values())
-        if self._agreed is None:
-            self._agreed = exchange(self._ranks, f"save/{self._saves}", names, self._attempt_seconds)
-            return False
-        return any(name not in self._agreed for name in names)
-
-    def _capture_of(self, leaves: Leaves, check: bool) -> Capture:
-        """Lay out the capture; for tensors that were where they are at the last save, as it was then."""
-        assert self._agreed is not None
-        tensors, lasting = leaves.tensors, leaves.lasting
-        if any(holding.local.is_cuda for leaf in tensors for holding in leaf.holdings) and not self._arena.pinned:
-            self._arena.release()
-            self._arena.pinned = True
-        replicas: list[tuple[int, int] | None] = [None] * len(tensors)
-        for number, name in names_to_agree(tensors, self._ranks.count).items():
-            replicas[number] = self._agreed.get(name, (0, 1))
-        same = ([id(leaf) for leaf in tensors[:lasting]], replicas[:lasting], check)
-        if self._plan is None or self._plan[0] != same:
-            self._plan = same, plan_capture(tensors[:lasting], replicas, check)
-        return Capture(plan_capture(tensors, replicas, check, self._plan[1], lasting), self._arena)
-
-    def _finish_capture(self, handle: SaveHandle, error: BaseException | None) -> None:
-        with suppress(InvalidStateError):  # the save has failed already
-            if error is None:
-                handle.captured.set_result(None)
-            else:
-                handle.captured.set_exception(error)
-
-    def _before_step(self) -> None:
-        deferred = self._deferred
-        if deferred is None:
-            return
-        if not deferred.done and self._pending is not None:
-            begun = self._registry.opened.clock.monotonic()
-            deferred.copy()
-            self._pending.task.handle.stages.blocked += self._registry.opened.clock.monotonic() - begun
-        self._deferred = None
 
     def _run(self, task: Task) -> None:
         handle = task.handle
@@ -241,11 +174,12 @@ class Checkpointer:
             branch = self._branch_to_move() if self._ranks.coordinates else None
             outcome = self._writer.run(task, branch)
         except BaseException as error:
-            self._agreed = None
+            self._ranks.fail(task.name, error)
+            self._snapshots.agree_anew()
             handle.fail(error)
             return
         if outcome.replan:
-            self._agreed = None
+            self._snapshots.agree_anew()
         handle.notes.extend(outcome.notes)
         for note in outcome.notes:
             log.warning("save of step %d: %s", task.step, note)
@@ -342,8 +276,9 @@ class Checkpointer:
         """Wait for the save under way and raise its failure, once."""
         if self._pending is not None:
             handle, thread, given_up = self._pending.task.handle, self._pending.thread, self._pending.task.cancelled
-            bound = self._attempt_seconds if seconds is None else seconds
-            self._before_step()
+            # Longer than any rank waits for another, so that the cause is known by then.
+            bound = 2 * (self._attempt_seconds + RANK_SILENCE_SECONDS) if seconds is None else seconds
+            self._snapshots.finish()
             thread.join(bound)
             if thread.is_alive():
                 raise SaveFailed(
@@ -370,10 +305,8 @@ class Checkpointer:
             self._settle(bound)
             self._ranks.leave(bound)
         finally:
-            self._hooks.remove()
+            self._snapshots.release()
             self._ranks.stop()
-            self._arena.release()
-            self._plan = None
             if self._owns_store:
                 self._registry.close()
 

@@ -26,7 +26,7 @@ from cairn.store.crypto.components import ComponentClass
 from cairn.training.dcp_groups import member_names, spells_as_torch, torch_path
 from cairn.training.dcp_names import flat_name, path_of
 from cairn.training.leaves import DTYPE_NAMES, Path
-from cairn.training.trees import unplain
+from cairn.training.plaindata import unplain
 
 _STATE = (ComponentClass.WEIGHTS, ComponentClass.OPTIMIZER, ComponentClass.TRAINING)
 # Larger values are not opened to see whether they are dicts: they are data, and every rank reads the metadata.

@@ -20,9 +20,9 @@ from cairn.training.capture import CapturePlan, Cut, Slot
 from cairn.training.dcp_names import component_by_name, key_of
 from cairn.training.fragment import ContributedValue
 from cairn.training.leaves import TensorLeaf, tensor_leaf
+from cairn.training.plaindata import plain
 from cairn.training.sharded import ShardedSlice
 from cairn.training.subclasses import class_of, is_wrapper
-from cairn.training.trees import plain
 
 
 @dataclass(slots=True)

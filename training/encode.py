@@ -27,7 +27,7 @@ _NICENESS = 10
 
 
 @dataclass(slots=True)
-class _Found:
+class Found:
     """What became of one leaf's pieces."""
 
     tiles: dict[int, bytes] = field(default_factory=dict)
@@ -55,14 +55,14 @@ class Encoder:
     ) -> None:
         self._save, self._plan, self._leaves, self._memory = save, plan, leaves, memory
         self._cancelled = cancelled
-        self._found = [_Found() for _ in leaves]
-        self._inline = _inline_slots(plan, leaves)
+        self._found = [Found() for _ in leaves]
+        self._inline = inline_slots(plan, leaves)
         self._lock = threading.Lock()
 
     def run(self, threads: int) -> list[Contribution]:
         """Store everything; all packs are durable when this returns."""
         Pool[_Job](threads, self._work).run(self._jobs())
-        return [_contribution(leaf, found) for leaf, found in zip(self._leaves, self._found, strict=True)]
+        return [contribution_of(leaf, found) for leaf, found in zip(self._leaves, self._found, strict=True)]
 
     def _jobs(self) -> Iterator[_Job]:
         for slot in self._plan.slots:
@@ -87,7 +87,7 @@ class Encoder:
                     self._store(writer, leaf, found, cut, _bytes_of(array, cut), small, job.slot.width)
 
     def _store(
-        self, writer: ChunkWriter, leaf: TensorLeaf, found: _Found, cut: Cut, data: memoryview, small: bool, width: int
+        self, writer: ChunkWriter, leaf: TensorLeaf, found: Found, cut: Cut, data: memoryview, small: bool, width: int
     ) -> None:
         piece = cut.piece
         offsets, lengths = piece.box.offsets, piece.box.lengths
@@ -123,7 +123,7 @@ def _bytes_of(array: "np.ndarray[Any, Any]", cut: Cut) -> memoryview:
     return np.ascontiguousarray(array[slices]).reshape(-1).view(np.uint8).data
 
 
-def _inline_slots(plan: CapturePlan, leaves: Sequence[TensorLeaf]) -> set[int]:
+def inline_slots(plan: CapturePlan, leaves: Sequence[TensorLeaf]) -> set[int]:
     """Leaves whose bytes ride in the fragment: tiny tensors, and small shards of tensors that others complete."""
     sizes: dict[int, int] = {}
     cut: set[int] = set()
@@ -147,7 +147,7 @@ def plan_width(leaf: TensorLeaf) -> int:
     return leaf.holdings[0].local.element_size()
 
 
-def _contribution(leaf: TensorLeaf, found: _Found) -> Contribution:
+def contribution_of(leaf: TensorLeaf, found: Found) -> Contribution:
     return Contribution(
         leaf.key, int(leaf.component), leaf.dtype, leaf.shape,
         _spans(found.tiles), _sorted(found.shards), _spans(found.seen_tiles), _sorted(found.seen_shards),

@@ -95,14 +95,23 @@ def take_fragment(opened: OpenStore, key: bytes, ref: ObjectRef, rank: int) -> F
     Raises:
         IntegrityError: it is damaged, sealed under another key, or another rank's.
     """
-    what = f"fragment of rank {rank}"
-    stored = read_object(opened, ref, _KIND)
-    fragment = decode(open_object(key, opened.store, ObjectKind.FRAGMENT, stored, what), Fragment, what)
-    if fragment.rank != rank:
-        raise IntegrityError(f"{what} says that it is rank {fragment.rank}'s")
+    fragment = open_fragment(opened, key, read_object(opened, ref, _KIND), rank)
     # Of no use any more; what stays of one after a crash is a leftover that collection removes.
     with contextlib.suppress(CairnError):
         opened.backend.delete(ref.object_name(_KIND))
+    return fragment
+
+
+def open_fragment(opened: OpenStore, key: bytes, stored: bytes, rank: int) -> Fragment:
+    """The fragment of a rank in stored bytes.
+
+    Raises:
+        IntegrityError: as of `take_fragment`.
+    """
+    what = f"fragment of rank {rank}"
+    fragment = decode(open_object(key, opened.store, ObjectKind.FRAGMENT, stored, what), Fragment, what)
+    if fragment.rank != rank:
+        raise IntegrityError(f"{what} says that it is rank {fragment.rank}'s")
     return fragment
 
 

@@ -1,6 +1,6 @@
 """Leaves of a training state: tensors, with what this rank holds of them, and plain values."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cairn.core.errors import RefusedError
+from cairn.core.limits import LISTED_NAMES_MAX
 from cairn.manifests.dtypes import BITS
 from cairn.manifests.schema import Key, TensorEntry
 from cairn.manifests.tiling import Box
@@ -61,6 +62,9 @@ class ValueLeaf:
     component: ComponentClass
     value: Any
     union: bool = False
+
+
+Leaf = TensorLeaf | ValueLeaf
 
 
 @dataclass(slots=True)
@@ -140,11 +144,27 @@ def _check_bytes(what: str, local: torch.Tensor) -> None:
 
 
 class MetaTensor(RefusedError):
-    """A tensor on the meta device: it has a shape and no bytes."""
+    """Tensors on the meta device: they have shapes and no bytes."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} is on the meta device and has no bytes", hint="materialise or load it before saving")
-        self.what = what
+    def __init__(self, *names: str) -> None:
+        listed = ", ".join(names[:LISTED_NAMES_MAX])
+        super().__init__(
+            f"{len(names)} tensors are on the meta device and have no bytes: {listed}",
+            hint="materialise or load them before saving",
+        )
+        self.names = names
+
+    @staticmethod
+    def gather(parts: "Iterable[Iterable[Leaf]]") -> "Iterator[Leaf]":
+        """All leaves of some iterators; raises once, with the names of all that have no bytes."""
+        names: list[str] = []
+        for part in parts:
+            try:
+                yield from part
+            except MetaTensor as error:
+                names += error.names
+        if names:
+            raise MetaTensor(*names)
 
 
 def memory_marks(tensor: Any) -> tuple[int, int]:

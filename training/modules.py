@@ -15,7 +15,7 @@ from cairn.core.errors import RefusedError
 from cairn.manifests.schema import Key
 from cairn.store.crypto.components import ComponentClass
 from cairn.training.leaves import Binding, Leaves, MetaTensor, Path, StoredScope, TensorLeaf, ValueLeaf, memory_marks
-from cairn.training.subclasses import flat_leaves, is_wrapper
+from cairn.training.subclasses import flat_leaves, forget_lengths, is_wrapper, misfit
 from cairn.training.trees import bind_tree, tree_leaves
 
 # Attribute under which a wrapper keeps the module that it wraps, by class name: importing them all would be slow.
@@ -69,6 +69,11 @@ class ModuleState:
         at = len(self._prefix)
         binding.match({leaf.key.path[at:]: leaf for leaf in leaves if isinstance(leaf, TensorLeaf)}, own)
         parts = {leaf.key.path[at:] for leaf in leaves if isinstance(leaf, ValueLeaf)}
+        for name, tensor in self._unique(module_tensors):
+            if is_wrapper(tensor):
+                fault = misfit(self._key((name,)), stored.below((name,)), tensor)
+                binding.problems.extend([fault] if fault else [])
+                binding.finish.append(partial(_forget, tensor))
         known = {path for path in stored.values if path[0] in extra or path in parts}
         binding.extra.extend(str(self._key(path)) for path in stored.values.keys() - known)
         check_ties(binding)
@@ -87,17 +92,10 @@ class ModuleState:
 
     def _own_leaves(self) -> Iterator[TensorLeaf | ValueLeaf]:
         """Leaves of parameters and buffers, by parts where they are subclasses of tensors."""
-        without_bytes = []
-        for name, value in self._unique(module_tensors):
-            try:
-                yield from flat_leaves(self._key((name,)), ComponentClass.WEIGHTS, value, value.requires_grad)
-            except MetaTensor as error:
-                without_bytes.append(error.what)
-        if without_bytes:
-            raise RefusedError(
-                f"{len(without_bytes)} tensors are on the meta device and have no bytes: {', '.join(without_bytes)}",
-                hint="materialise or load the module before saving",
-            )
+        return MetaTensor.gather(
+            flat_leaves(self._key((name,)), ComponentClass.WEIGHTS, value, value.requires_grad)
+            for name, value in self._unique(module_tensors)
+        )
 
     def _extra(self) -> dict[str, Any]:
         return {name: part.get_extra_state() for name, part in self._unique(extra_parts)}
@@ -116,6 +114,11 @@ class ModuleState:
     def _set_extra(self, name: str, build: Callable[[], Any]) -> list[str]:
         dict(self._unique(extra_parts))[name].set_extra_state(build())
         return []
+
+
+def _forget(tensor: torch.Tensor) -> list[str]:
+    forget_lengths(tensor)
+    return []
 
 
 def module_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -9,7 +9,8 @@ from cairn.manifests.values import Container
 from cairn.store.crypto.components import ComponentClass
 from cairn.training.leaves import Binding, Leaves, Path, StoredScope, ValueLeaf
 from cairn.training.perrank import PerRank
-from cairn.training.trees import bind_tree, holds_tensors, is_tensor, tree_leaves, unplain
+from cairn.training.plaindata import unplain
+from cairn.training.trees import bind_tree, holds_tensors, is_tensor, tree_leaves
 
 
 class Stateful(Protocol):
@@ -89,6 +90,12 @@ class RankState(_Passing):
             binding.missing.append(str(self._key))
             return binding
         own, states = self._value.rank_key, stored.children()
+        check = getattr(self._value, "check_rank_states", None)
+        if check is not None:
+            try:
+                check([str(name) for name in states])
+            except RefusedError as error:
+                binding.problems.append(f"{self._key}: {error.message}")
         # Usually only this rank's own state is looked at; those of thousands of others stay unread.
         builds: dict[str, Callable[[], Any]] = {}
         for name in [own] if own in states else states:

@@ -5,10 +5,12 @@ parameter and replaces the groups that schedulers hold, and its sharded helpers 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Container as Container_
 from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from cairn.core.errors import RefusedError
@@ -19,7 +21,7 @@ from cairn.training.leaves import Binding, Leaves, Path, StoredScope, TensorLeaf
 from cairn.training.subclasses import is_wrapper
 from cairn.training.trees import bind_tree, tree_leaves
 
-_STATE, _GROUPS, _MEMBERS = "state", "groups", "members"
+_STATE, _GROUPS, _MEMBERS, _UNLIKE = "state", "groups", "members", "unlike"
 # Torch keeps names there if it was given them; ours come from the module.
 _OWN_KEYS = ("params", "param_names")
 _CLASS = ComponentClass.OPTIMIZER
@@ -81,6 +83,9 @@ class OptimizerState:
                     into.extend(tree_leaves(self._key((_GROUPS, number)), _CLASS, hyper))
                 names_of = Container("names", tuple(sorted(members)))
                 into.add(ValueLeaf(self._key((_MEMBERS, number)), _CLASS, names_of, union=True))
+            unlike = _unlike_parameters(optimizer)
+            if unlike:
+                into.add(ValueLeaf(self._key((_UNLIKE,)), _CLASS, Container("names", unlike), union=True))
             if not optimizer.state:
                 into.notes.append(f"{self._key(())} holds no state yet")
 
@@ -90,6 +95,8 @@ class OptimizerState:
         states = parts.get(_STATE, StoredScope()).children()
         groups = parts.get(_GROUPS, StoredScope()).children()
         members = parts.get(_MEMBERS, StoredScope()).children()
+        told = parts.get(_UNLIKE, StoredScope()).values.get(())
+        unlike = set(told().keys) if told is not None else set()
         group_of = {name: number for number, one in members.items() for name in one.values[()]().keys}
         present: set[str] = set()
         for optimizer, names in zip(self._optimizers, self._names, strict=True):
@@ -105,7 +112,8 @@ class OptimizerState:
                             f"in group {number} here"
                         )
                     else:
-                        self._bind_state(binding, optimizer, parameter, name, states.get(name, StoredScope()))
+                        own_state = states.get(name, StoredScope())
+                        self._bind_state(binding, optimizer, parameter, name, own_state, unlike)
         binding.extra.extend(str(self._key((_STATE, str(name)))) for name in group_of.keys() - present)
         return binding
 
@@ -124,7 +132,13 @@ class OptimizerState:
         binding.finish.append(partial(_fill_group, str(key), group, build))
 
     def _bind_state(
-        self, binding: Binding, optimizer: Optimizer, parameter: torch.Tensor, name: str, stored: StoredScope
+        self,
+        binding: Binding,
+        optimizer: Optimizer,
+        parameter: torch.Tensor,
+        name: str,
+        stored: StoredScope,
+        unlike: Container_[str | int],
     ) -> None:
         key = self._key((_STATE, name))
         held = optimizer.state.get(parameter) or {}
@@ -133,7 +147,7 @@ class OptimizerState:
                 binding.notes.append(f"{key}: the checkpoint has none, so what was held here is dropped")
                 binding.finish.append(partial(_drop_state, optimizer, parameter))
             return
-        template = dict(_templates(optimizer, parameter, held, stored))
+        template = dict(_templates(optimizer, parameter, held, stored, unlike))
         builds: dict[str | int, Callable[[], Any]] = {}
         kinds = stored.children()
         binding.missing.extend(str(self._key((_STATE, name, kind))) for kind in held if kind not in kinds)
@@ -171,19 +185,42 @@ def _alike(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 def _templates(
-    optimizer: Optimizer, parameter: torch.Tensor, held: Mapping[str, Any], stored: StoredScope
+    optimizer: Optimizer,
+    parameter: torch.Tensor,
+    held: Mapping[str, Any],
+    stored: StoredScope,
+    unlike: Container_[str | int],
 ) -> Iterator[tuple[str | int, Any]]:
-    """What to read each kind of state into: what is held already, else a tensor in the parameter's own layout."""
+    """What to read each kind of state into: what is held already, else a tensor in the parameter's own layout.
+
+    Args:
+        unlike: kinds that are not laid out as their parameters, whatever their shapes.
+    """
     yield from held.items()
     for path, entry in stored.tensors.items():
         if path[0] in held or len(path) != 1:
             continue
         dtype = getattr(torch, entry.dtype)
-        if entry.shape == tuple(parameter.shape) and entry.shape:
+        if entry.shape == tuple(parameter.shape) and entry.shape and path[0] not in unlike:
             yield path[0], torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
         else:
             device = _device_of(optimizer, parameter, str(path[0]))
             yield path[0], torch.zeros(entry.shape, dtype=dtype, device=device)
+
+
+def _unlike_parameters(optimizer: Optimizer) -> tuple[str, ...]:
+    """Kinds of state, such as codebooks, that some parameter's shows not to be laid out as its parameter is.
+
+    Shapes alone do not tell: a codebook of 256 numbers may stand beside a parameter of as many.
+    """
+    found = {
+        kind
+        for parameter, held in optimizer.state.items()
+        for kind, value in held.items()
+        if isinstance(value, torch.Tensor)
+        and (value.shape != parameter.shape or isinstance(value, DTensor) != isinstance(parameter, DTensor))
+    }
+    return tuple(sorted(map(str, found)))
 
 
 def _device_of(optimizer: Optimizer, parameter: torch.Tensor, kind: str) -> torch.device:

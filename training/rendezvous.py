@@ -80,19 +80,20 @@ class JobStore:
         self._lock = threading.Lock()
 
     @staticmethod
-    def of_job(name: str) -> "Rendezvous":
-        """A rendezvous over the default process group, `Alone` if there is none.
+    def of_job(name: str, group: Any = None) -> "Rendezvous":
+        """A rendezvous of a process group's ranks, of all ranks of the job if none is given; `Alone` without a job.
 
-        The n-th that a rank makes of one name meets the n-th of every other rank.
+        Ranks count within the group. The n-th that a rank makes of one name meets the n-th of every other rank.
         """
         import torch.distributed as dist
 
-        if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
             return Alone()
         store = dist.distributed_c10d._get_default_store()
-        rank = dist.get_rank()
-        turn = store.add(f"cairn/{name}/turn/{rank}", 1)
-        return JobStore(store, rank, dist.get_world_size(), f"cairn/{name}/{turn}")
+        members = "" if group is None else "," + ",".join(map(str, dist.get_process_group_ranks(group)))
+        rank = dist.get_rank(group)
+        turn = store.add(f"cairn/{name}{members}/turn/{rank}", 1)
+        return JobStore(store, rank, dist.get_world_size(group), f"cairn/{name}{members}/{turn}")
 
     def put(self, key: str, value: bytes) -> None:
         """Set a key."""

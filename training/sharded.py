@@ -57,8 +57,6 @@ class Holding:
 class ShardedSlice:
     """A tensor that is the box of a global tensor which starts at `offsets`: for layouts that no adapter knows.
 
-    Several slices of one rank may belong to one global tensor.
-
     Args:
         tensor: the local elements, a plain tensor.
         global_shape, offsets: one number for each axis of `tensor`, in elements.
@@ -74,6 +72,25 @@ class ShardedSlice:
     def __post_init__(self) -> None:
         _box_inside("a ShardedSlice", self.global_shape, self.offsets, self.tensor.shape)
         _require_plain("a ShardedSlice", self.tensor)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardedSlices:
+    """Several boxes of one global tensor on one rank, such as the two halves of a fused projection.
+
+    Raises:
+        RefusedError: there are none, or they differ in the global shape or the dtype.
+    """
+
+    slices: tuple[ShardedSlice, ...]
+
+    def __post_init__(self) -> None:
+        forms = {(tuple(one.global_shape), one.tensor.dtype) for one in self.slices}
+        if len(forms) != 1:
+            raise RefusedError(
+                f"ShardedSlices of {len(self.slices)} slices have {len(forms)} forms: {sorted(map(str, forms))}",
+                hint="give slices of one global tensor: equal global shape, equal dtype",
+            )
 
 
 class MegatronSharded(Protocol):
@@ -109,6 +126,8 @@ def holdings_of(tensor: object, what: str) -> tuple[Holding, ...] | None:
         return (_of_dtensor(tensor, what),)
     if isinstance(tensor, ShardedTensor):
         return _of_sharded_tensor(tensor, what)
+    if isinstance(tensor, ShardedSlices):
+        return tuple(holding for one in tensor.slices for holding in holdings_of(one, what) or ())
     if isinstance(tensor, ShardedSlice):
         box = _box_inside(what, tensor.global_shape, tensor.offsets, tensor.tensor.shape)
         return (_one_box(tensor.global_shape, box, tensor.tensor, _ALONE),)
@@ -119,7 +138,7 @@ def holdings_of(tensor: object, what: str) -> tuple[Holding, ...] | None:
 
 def is_sharded(value: object) -> bool:
     """Whether a value that is no torch tensor is one that `holdings_of` knows, be it sound or not."""
-    return isinstance(value, ShardedSlice) or _is_megatron(value)
+    return isinstance(value, ShardedSlice | ShardedSlices) or _is_megatron(value)
 
 
 def _of_dtensor(tensor: DTensor, what: str) -> Holding:

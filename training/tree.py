@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from cairn.core.errors import RefusedError, UsageError
 from cairn.manifests.schema import Key
 from cairn.store.crypto.components import ComponentClass
-from cairn.training.leaves import Binding, Leaves, Path, StoredScope
+from cairn.training.leaves import Binding, Leaves, MetaTensor, Path, StoredScope
 from cairn.training.modules import ModuleState, parameter_names
 from cairn.training.objects import ObjectState, PlainState, RankState
 from cairn.training.optimizers import OptimizerState
@@ -83,7 +83,7 @@ class Collector:
             UsageError, RefusedError: see `parts_of` and the parts.
         """
         parts, known = parts_of(state), self._known
-        leaves = Leaves()
+        leaves, without_bytes = Leaves(), list[str]()
         self._known = {}
         for place, part in parts.items():
             fingerprint = part.fingerprint()
@@ -92,13 +92,22 @@ class Collector:
             before = known.get(place)
             if before is None or before[0] != fingerprint:
                 before = fingerprint, Leaves()
-                part.lasting(before[1])
+                try:
+                    part.lasting(before[1])
+                except MetaTensor as error:
+                    without_bytes += error.names
             self._known[place] = before
             leaves.tensors += before[1].tensors
             leaves.values += before[1].values
         leaves.lasting = len(leaves.tensors)
         for part in parts.values():
-            part.passing(leaves)
+            try:
+                part.passing(leaves)
+            except MetaTensor as error:
+                without_bytes += error.names
+        if without_bytes:
+            self._known = {}
+            raise MetaTensor(*without_bytes)
         return leaves
 
 

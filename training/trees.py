@@ -11,11 +11,12 @@ import torch
 
 from cairn.core.errors import RefusedError
 from cairn.manifests.schema import Key
-from cairn.manifests.values import Container, Symbol
+from cairn.manifests.values import Container
 from cairn.store.crypto.components import ComponentClass
-from cairn.training.leaves import Binding, Path, Read, StoredScope, TensorLeaf, ValueLeaf, tensor_leaf
+from cairn.training.leaves import Binding, MetaTensor, Path, Read, StoredScope, TensorLeaf, ValueLeaf, tensor_leaf
+from cairn.training.plaindata import plain, unplain
 from cairn.training.sharded import is_sharded
-from cairn.training.subclasses import SUBCLASS, flat_leaves, is_wrapper
+from cairn.training.subclasses import SUBCLASS, flat_leaves, forget_lengths, is_wrapper, misfit, part_names
 
 _KINDS: dict[type, str] = {dict: "dict", list: "list", tuple: "tuple"}
 
@@ -58,8 +59,9 @@ def tree_leaves(key: Key, component: ComponentClass, value: Any) -> Iterator[Ten
             Container(_kind(key, value), tuple(name for name, _ in items)),
             union=isinstance(value, dict),
         )
-        for name, item in items:
-            yield from tree_leaves(Key(key.scope, (*key.path, name)), component, item)
+        yield from MetaTensor.gather(
+            tree_leaves(Key(key.scope, (*key.path, name)), component, item) for name, item in items
+        )
 
 
 def _kind(key: Key, value: Any) -> str:
@@ -85,34 +87,6 @@ def child_items(key: Key, value: Any) -> list[tuple[str | int, Any]]:
     return list(value.items())
 
 
-def plain(value: Any) -> Any:
-    """A plain value with torch's own named values (dtypes, devices, sizes) made symbols, at any depth."""
-    if isinstance(value, torch.dtype):
-        return Symbol("dtype", str(value).removeprefix("torch."))
-    if isinstance(value, torch.device):
-        return Symbol("device", str(value))
-    if isinstance(value, torch.Size):
-        return tuple(value)
-    if type(value) is dict:
-        return {k: plain(v) for k, v in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(plain(v) for v in value)
-    return value
-
-
-def unplain(value: Any) -> Any:
-    """Inverse of `plain`."""
-    if isinstance(value, Symbol):
-        if value.kind == "dtype":
-            return getattr(torch, value.text)
-        return torch.device(value.text) if value.kind == "device" else value
-    if type(value) is dict:
-        return {k: unplain(v) for k, v in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(unplain(v) for v in value)
-    return value
-
-
 def bind_tree(
     key: Key, component: ComponentClass, stored: StoredScope, template: Any
 ) -> tuple[Binding, Callable[[], Any]]:
@@ -131,6 +105,9 @@ def bind_tree(
         reads[path] = target
         binding.reads.append(Read(entry, tensor_leaf(Key(key.scope, key.path + path), component, target)))
     binding.missing.extend(str(Key(key.scope, key.path + path)) for path in targets)
+    for place, wrapper in _wrappers(template):
+        fault = misfit(Key(key.scope, key.path + place), stored.below(place), wrapper)
+        binding.problems.extend([fault] if fault else [])
     binding.problems.extend(
         f"{Key(key.scope, key.path + path)} is named in the checkpoint, and is not in it" for path in _absent(stored)
     )
@@ -141,10 +118,19 @@ def bind_tree(
     return binding, build
 
 
+def _wrappers(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Tensors made of tensors in a template, outermost ones."""
+    if is_wrapper(value):
+        yield path, value
+    elif isinstance(value, dict | list | tuple) and holds_tensors(value):
+        for name, item in child_items(Key("", path), value):
+            yield from _wrappers(item, (*path, name))
+
+
 def _template_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     if is_wrapper(value):
-        for name in value.__tensor_flatten__()[0]:
-            yield from _template_tensors(getattr(value, name), (*path, name))
+        for part in part_names(value):
+            yield from _template_tensors(getattr(value, part), (*path, part))
     elif is_tensor(value):
         yield path, value
     elif isinstance(value, dict | list | tuple) and holds_tensors(value):
@@ -161,6 +147,7 @@ def _assemble(stored: StoredScope, reads: Mapping[Path, Any], template: Any, pat
         return value
     if value.kind.startswith(SUBCLASS):
         if is_wrapper(template):
+            forget_lengths(template)
             return template
         raise RefusedError(
             f"{list(path)} is a {value.kind.removeprefix(SUBCLASS)}, which only a state that has one can receive"

@@ -114,7 +114,7 @@ class Writer:
                 if branch is None:
                     self._announce(task, fragment)
                 else:
-                    outcome = self._commit(task, branch, fragment, save, session)
+                    outcome = self._commit(task, branch, fragment, save, session, since)
                     ranks.tell(task.name, "outcome", encode(outcome))
                     return outcome
                 # The coordinator knows better whom it waits for, so it is the first to give up.
@@ -146,7 +146,9 @@ class Writer:
 
     # --- the coordinator's --------------------------------------------------------------------------
 
-    def _commit(self, task: Task, branch: Branch, own: Fragment, save: ChunkSave, session: Session) -> Outcome:
+    def _commit(
+        self, task: Task, branch: Branch, own: Fragment, save: ChunkSave, session: Session, since: int
+    ) -> Outcome:
         begun, gathering = self._clock.monotonic(), Gathering(self._registry, session, save)
         for rank in range(self._ranks.count):
             fragment = own if rank == self._ranks.rank else self._fragment_of(task, rank)
@@ -170,7 +172,16 @@ class Writer:
             )
         # Ranks that gave up must not find the checkpoint later, short of a race that the log settles.
         self._ranks.check(task.name)
-        checkpoint = gathering.publish(goal, notes)
+        try:
+            checkpoint = gathering.publish(goal, notes)
+        except CairnError:
+            # What failed may have come after the entry: then the save is committed, and the log says so.
+            found = None
+            with contextlib.suppress(CairnError):
+                found = commit_of_session(self._registry, session.id, since)
+            if found is None:
+                raise
+            checkpoint = found
         branch.expected, branch.relation = checkpoint, "continue"
         return Outcome(checkpoint, gathering.replan, tuple(notes))
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cairn.training.loading import LoadReport
     from cairn.training.provenance import capture_provenance
     from cairn.training.rng import RngState
-    from cairn.training.sharded import ShardedSlice
+    from cairn.training.sharded import ShardedSlice, ShardedSlices
     from cairn.workspace.checkout import CheckoutResult, checkout
     from cairn.workspace.commit import CommitOptions, CommitResult, commit
 
@@ -53,6 +53,7 @@ _HOMES = {
     "RngState": "training.rng",
     "SaveHandle": "training.handle",
     "ShardedSlice": "training.sharded",
+    "ShardedSlices": "training.sharded",
     "StatefulLoader": "training.dataloader",
     "capture_provenance": "training.provenance",
     "checkout": "workspace.checkout",
@@ -80,6 +81,7 @@ __all__ = [
     "RngState",
     "SaveHandle",
     "ShardedSlice",
+    "ShardedSlices",
     "StatefulLoader",
     "__version__",
     "capture_provenance",

@@ -31,6 +31,7 @@ check: $(READY) ## lint, format, types, layering
 
 bench: $(READY) ## measure
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/training.py
 
 clean: ## remove all that make made, .venv included
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

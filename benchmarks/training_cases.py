@@ -314,7 +314,6 @@ def memory(folder: Path, megabytes: int, contender: str) -> Measured:
     checkpointer.close()
     with open_checkpointer(folder, "m") as checkpointer:
         found["load"] = peak_of(lambda: checkpointer.load(other.state(0)))
-    del other
     small = Run(64)
     with open_checkpointer(folder, "small") as checkpointer:
         sizes = []

@@ -14,10 +14,7 @@ from cairn.training.devices import lane_of, lanes_of
 from cairn.training.hostmemory import Arena
 from cairn.training.overlap import Deferred, copy_in_background
 from tests.cases.training import Net, Runs, bits, moments, train
-from tests.support.fixtures import environments_closed
 from tests.support.lanes import LazyLane, lazy_host
-
-__all__ = ["environments_closed"]
 
 SOURCES = 5
 

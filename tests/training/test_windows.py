@@ -18,10 +18,7 @@ from cairn.training import loading, windows
 from cairn.training.loading import stored_tensor
 from cairn.training.windows import Windows, _cut
 from tests.cases.training import MODEL, Runs, bits
-from tests.support.fixtures import environments_closed
 from tests.support.lanes import LazyLane, lazy_host
-
-__all__ = ["environments_closed"]
 
 KIB, MIB = 1 << 10, 1 << 20
 SHAPE = (300, 700)

@@ -39,16 +39,25 @@ PACK_BYTES_MAX = 4 * GIB
 # Pages are cut by name hash at this size on average, so that a changed tensor rewrites one page.
 PAGE_BYTES_TARGET = 64 * KIB
 PAGE_BYTES_MAX = 4 * MIB
-# A tensor's digests stand in its entry up to this many bytes (2048 tiles, 2-4 GiB); larger grids get their own pages.
-ENTRY_DIGEST_BYTES_MAX = 64 * KIB
-# Regions of a tensor stand in its entry up to this many (about 60 bytes each), beyond it in pages of as many.
-ENTRY_REGIONS_MAX = 1024
+# A tensor's digests stand in its entry up to this many bytes (256 tiles, 256-512 MiB), beyond it in pages of as many:
+# every reader reads all entries, and of the pages those that it needs (docs/adr/0008-metadata-pages.md).
+ENTRY_DIGEST_BYTES_MAX = 8 * KIB
+# Regions of a tensor stand in its entry up to this many (about 55 bytes each), beyond it in pages of as many.
+ENTRY_REGIONS_MAX = 64
+# Pages of digests and regions that a reader fetches at once: each is a small read, and waits for the storage alone.
+PAGE_READS_AT_ONCE = 16
 # A training state's plain value stands in its entry up to this size; a larger one is stored in blocks.
 VALUE_INLINE_BYTES_MAX = 16 * KIB
 # Lists in lists in lists: deeper than any state that means it, shallow enough for every reader's stack.
 VALUE_DEPTH_MAX = 100
+# What Python turns into digits and back without being told to (its own guard against quadratic time).
+VALUE_DIGITS_MAX = 4300
 # Objects read as a whole (bodies, roots, index pieces, reachability lists): 1 GiB names 20 million chunks.
 SEALED_OBJECT_BYTES_MAX = GIB
+
+# An index piece of more entries stays in the cache as it is, and is searched: as rows, 3 million take a minute to add.
+# Each such piece costs every lookup 5 µs, so small ones become rows, whose number costs none.
+INDEX_ROWS_MAX = 1 << 16
 
 # --- Reading ----------------------------------------------------------------------------------
 # Ranges closer than this are fetched as one: 64 KiB costs less than a request everywhere.
@@ -64,6 +73,9 @@ READ_BYTES_TARGET = 8 * MIB
 FRAGMENT_SHARD_BYTES_MAX = 64 * KIB
 # All such shares of one rank: 512 KiB of 8960 ranks are 4.4 GiB, which the coordinator streams.
 FRAGMENT_INLINE_BYTES_MAX = 512 * KIB
+# Fragments that the coordinator fetches at once: 32 of up to 1 MiB; one by one, 8960 would take minutes on an object
+# store.
+FRAGMENT_READS_AT_ONCE = 32
 # A rank gives a sign of life this often, and is lost after this silence: every survivor then knows within 30 s.
 RANK_BEAT_SECONDS = 2.0
 RANK_SILENCE_SECONDS = 20.0

@@ -4,7 +4,7 @@ What layout wrote a tensor plays no part: a stored tensor is a set of boxes, a t
 each pair that meets is one copy. Where a stored box lies in a target as one run of bytes, it is decrypted in place.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -13,8 +13,9 @@ import numpy as np
 
 from cairn.core.errors import IntegrityError
 from cairn.core.ids import Digest
+from cairn.core.limits import CHUNK_BYTES_MAX
 from cairn.loader.plan import Group, Wanted
-from cairn.manifests.dtypes import BITS
+from cairn.manifests.dtypes import BITS, nbytes
 from cairn.manifests.pieces import cached_grid, tiles_in
 from cairn.manifests.schema import Region, TensorEntry
 from cairn.manifests.tiling import Box
@@ -30,19 +31,31 @@ NUMPY_OF_WIDTH: dict[int, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor's bytes are: in line, as the digests of its whole grid, or as regions."""
+    """Where a tensor's bytes are: in line, as digests of its tiles, or as regions; all, or those that are needed."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     inline: bytes | None = None
-    tiles: Sequence[Digest] = ()
+    tiles: Mapping[int, Digest] | Sequence[Digest] = ()
     regions: Sequence[Region] = ()
 
     @staticmethod
-    def of(entry: TensorEntry, tiles: Sequence[Digest], regions: Sequence[Region]) -> "StoredTensor":
-        """A manifest entry with its digests, as its pages say; those of `inline` entries are not needed."""
-        return StoredTensor(str(entry.key), entry.dtype, entry.shape, entry.inline, tiles, regions)
+    def of(
+        entry: TensorEntry, tiles: Mapping[int, Digest] | Sequence[Digest], regions: Sequence[Region]
+    ) -> "StoredTensor":
+        """A manifest entry with digests by tile, as its pages say; those of `inline` entries are not needed.
+
+        A tensor of elements narrower than a byte counts as a flat one of its bytes, as it does in its grid.
+
+        Raises:
+            BadInput: dtype or shape is impossible.
+        """
+        dtype, shape = entry.dtype, entry.shape
+        size = nbytes(dtype, shape)
+        if BITS[dtype] % 8:
+            dtype, shape = "uint8", (size,)
+        return StoredTensor(str(entry.key), dtype, shape, entry.inline, tiles, regions)
 
     def boxes(self, wanted: Box) -> Iterator[tuple[Digest, Box]]:
         """Stored boxes that meet a wanted one."""
@@ -87,12 +100,16 @@ class BoxPlan:
     def __init__(self) -> None:
         self._chunks: list[_Chunk] = []
         self._wanted: list[Wanted] = []
-        self._known: dict[tuple[Digest, Box], int] = {}
+        self._known: dict[tuple[Digest, Box, int], int] = {}
         self._inline: list[tuple[StoredTensor, Target]] = []
         self.bytes_wanted = 0
 
     def add(self, stored: StoredTensor, targets: Iterable[Target]) -> None:
-        """Want some boxes of a tensor; bytes in line are copied at once when the plan is carried out."""
+        """Want some boxes of a tensor; bytes in line are copied at once when the plan is carried out.
+
+        Raises:
+            IntegrityError: a stored box is larger than any chunk.
+        """
         width = max(BITS[stored.dtype] // 8, 1)
         for target in targets:
             self.bytes_wanted += target.box.volume * width
@@ -103,10 +120,14 @@ class BoxPlan:
                 self._chunk(stored, digest, box, width).copies.append(_copy(target, box))
 
     def _chunk(self, stored: StoredTensor, digest: Digest, box: Box, width: int) -> _Chunk:
-        number = self._known.setdefault((digest, box), len(self._chunks))
+        # The width too: a fill's digest is the same for elements of any.
+        number = self._known.setdefault((digest, box, width), len(self._chunks))
         if number == len(self._chunks):
+            length = box.volume * width
+            if length > CHUNK_BYTES_MAX:
+                raise IntegrityError(f"tensor {stored.name} has a stored box of {length} bytes, larger than any chunk")
             self._chunks.append(_Chunk(stored.name, box, width))
-            self._wanted.append(Wanted(digest, box.volume * width))
+            self._wanted.append(Wanted(digest, length))
         return self._chunks[number]
 
     def groups(self) -> list[Group]:

@@ -5,7 +5,8 @@ not on positions: adding a tensor moves few other edges, as a rule none. Sizes s
 target.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from operator import add, sub
 from typing import TypeVar
 
 from blake3 import blake3
@@ -13,7 +14,7 @@ from blake3 import blake3
 from cairn.core.canonical import encode
 from cairn.core.errors import RefusedError
 from cairn.core.limits import PAGE_BYTES_MAX, PAGE_BYTES_TARGET
-from cairn.manifests.schema import FileEntry, TensorEntry, ValueEntry
+from cairn.manifests.schema import Bounds, FileEntry, Region, TensorEntry, ValueEntry
 
 Entry = TypeVar("Entry", TensorEntry, FileEntry, ValueEntry)
 _MIN_BYTES = PAGE_BYTES_TARGET // 4
@@ -66,3 +67,12 @@ def check_page_size(encoded: bytes) -> bytes:
     if len(encoded) > PAGE_BYTES_MAX:
         raise RefusedError(f"a manifest page of {len(encoded)} bytes is over the limit of {PAGE_BYTES_MAX}")
     return encoded
+
+
+def bounds_of(regions: Sequence[Region]) -> Bounds:
+    """The smallest box around regions, of which there is at least one."""
+    starts = list(zip(*(region.offsets for region in regions), strict=True))
+    lengths = zip(*(region.lengths for region in regions), strict=True)
+    low = tuple(map(min, starts))
+    high = (max(map(add, of_axis, along)) for of_axis, along in zip(starts, lengths, strict=True))
+    return low, tuple(map(sub, high, low))

@@ -13,7 +13,6 @@ from math import prod
 import msgspec
 
 from cairn.manifests.dtypes import BITS
-from cairn.manifests.schema import Region
 from cairn.manifests.tiling import TILE_BYTES_MAX, Box, Grid, grid
 
 cached_grid = lru_cache(maxsize=4096)(grid)
@@ -52,29 +51,19 @@ def cut_box(dtype: str, shape: tuple[int, ...], box: Box) -> tuple[Piece, ...]:
 
 def tiles_in(layout: Grid, box: Box) -> Iterator[tuple[int, Box]]:
     """Numbers and boxes of all tiles that a box touches."""
+    for number in tile_numbers(layout, box):
+        yield number, layout.tile(number)
+
+
+def tile_numbers(layout: Grid, box: Box) -> Iterator[int]:
+    """Numbers of all tiles that a box touches."""
     if not box.volume:
         return
     cells = [
         (bisect_right(edges, at) - 1, bisect_left(edges, at + length))
         for edges, at, length in zip(layout.edges, box.offsets, box.lengths, strict=True)
     ]
-    for number in _numbers(layout.counts, cells):
-        yield number, layout.tile(number)
-
-
-def uncovered(shape: tuple[int, ...], boxes: list[Box]) -> str:
-    """What is wrong with boxes that should cover a tensor exactly once; empty if nothing is."""
-    total, covered = prod(shape), sum(box.volume for box in boxes)
-    boxes = sorted((box for box in boxes if box.volume), key=lambda box: box.offsets)
-    for number, box in enumerate(boxes):
-        if any(at + n > length for at, n, length in zip(box.offsets, box.lengths, shape, strict=True)):
-            return f"a part at {list(box.offsets)} of {list(box.lengths)} lies outside its shape {list(shape)}"
-        for other in boxes[number + 1 :]:
-            if shape and other.offsets[0] >= box.offsets[0] + box.lengths[0]:
-                break
-            if not shape or box.intersect(other):
-                return f"parts at {list(box.offsets)} and {list(other.offsets)} overlap"
-    return "" if covered == total else f"{total - covered} of its {total} elements are held by no rank"
+    yield from _numbers(layout.counts, cells)
 
 
 def split_box(box: Box, item_bytes: int) -> Iterator[Box]:
@@ -88,11 +77,6 @@ def split_box(box: Box, item_bytes: int) -> Iterator[Box]:
     for start in range(0, box.lengths[axis], step):
         part = _narrowed(box, axis, box.offsets[axis] + start, min(step, box.lengths[axis] - start))
         yield from split_box(part, item_bytes)
-
-
-def region_order(region: Region) -> tuple[int, ...]:
-    """What regions of an entry are sorted by."""
-    return region.offsets
 
 
 def _whole_cells(edges: tuple[int, ...], start: int, end: int) -> tuple[int, int]:

@@ -6,6 +6,8 @@
 import msgspec
 
 Path = list[str | int]
+# Offsets and lengths of a box.
+Bounds = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class Key(msgspec.Struct, frozen=True, order=True):
@@ -21,7 +23,7 @@ class Key(msgspec.Struct, frozen=True, order=True):
         return f"{scope}:{name}" if scope else name
 
 
-class Region(msgspec.Struct, frozen=True, array_like=True):
+class Region(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A stored box: offsets and lengths in elements, and the digest of its row-major bytes."""
 
     offsets: tuple[int, ...]
@@ -42,6 +44,9 @@ class TensorEntry(msgspec.Struct, frozen=True, omit_defaults=True):
         regions: boxes that cover the tensor without overlap, by offsets: of shards that cut tiles.
         region_pages: digests of pages that hold `regions` in pieces.
         tied_to: the first tensor of the group that shares memory with this one.
+        tiles_per_page: tiles in each of `tile_pages` but the last, so that a reader can take those that it needs; 0
+            if they are cut otherwise.
+        region_bounds: for each of `region_pages` the box around its regions, for the same purpose; may be absent.
     """
 
     key: Key
@@ -53,6 +58,8 @@ class TensorEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     tied_to: Key | None = None
     regions: tuple[Region, ...] = ()
     region_pages: bytes | None = None
+    tiles_per_page: int = 0
+    region_bounds: tuple[Bounds, ...] = ()
 
     def __repr__(self) -> str:
         return f"TensorEntry({self.key}, {self.dtype}, {list(self.shape)}, <secret>)"

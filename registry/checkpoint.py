@@ -1,15 +1,16 @@
 """Reading a committed checkpoint's manifest: body, component roots, pages."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from blake3 import blake3
 
 from cairn.core.canonical import decode
 from cairn.core.errors import IntegrityError, NotFoundError
 from cairn.core.ids import HASH_BYTES, CheckpointId, Digest, ModelId, short
-from cairn.core.limits import FILE_BLOCK_BYTES
+from cairn.core.limits import FILE_BLOCK_BYTES, PAGE_READS_AT_ONCE
+from cairn.core.pool import Pool
 from cairn.manifests.dtypes import nbytes
-from cairn.manifests.pieces import uncovered
+from cairn.manifests.pages import bounds_of
 from cairn.manifests.schema import (
     Body,
     ComponentRoot,
@@ -110,6 +111,14 @@ class CheckpointManifest:
             if isinstance(page, TensorPage):
                 yield from page.entries
 
+    def entries(self) -> Iterator[TensorEntry | ValueEntry]:
+        """Tensor entries and plain values of all components, each page read once."""
+        for component in self.components:
+            if component is not ComponentClass.FILES:
+                for page in self._pages(component, ()):
+                    if isinstance(page, TensorPage | ValuePage):
+                        yield from page.entries
+
     def values(self, component: ComponentClass | None = None, skip: Collection[Digest] = ()) -> Iterator[ValueEntry]:
         """Plain values, likewise."""
         for page in self._pages(component, skip):
@@ -124,13 +133,15 @@ class CheckpointManifest:
 
     def _pages(self, component: ComponentClass | None, skip: Collection[Digest]) -> Iterator[Page]:
         for one in self.components if component is None else [component]:
-            for digest in self.page_digests(one):
-                if digest in skip:
-                    continue
-                page = self.read_page(digest)
-                if not isinstance(page, PAGES_OF[one]):
-                    raise IntegrityError(f"a {one.name.lower()} page of {self.what} holds something else")
-                yield page
+            wanted = [digest for digest in self.page_digests(one) if digest not in skip]
+            for at in range(0, len(wanted), PAGE_READS_AT_ONCE):
+                batch = wanted[at : at + PAGE_READS_AT_ONCE]
+                pages = self.fetch(batch)
+                for digest in batch:
+                    page = pages[digest]
+                    if not isinstance(page, PAGES_OF[one]):
+                        raise IntegrityError(f"a {one.name.lower()} page of {self.what} holds something else")
+                    yield page
 
     def value_bytes(self, entry: ValueEntry) -> bytes:
         """Encoding of a plain value.
@@ -141,7 +152,7 @@ class CheckpointManifest:
         if entry.inline is not None:
             return entry.inline
         digests = split_digests(entry.digests, self.what)
-        if not (len(digests) - 1) * FILE_BLOCK_BYTES < entry.length <= len(digests) * FILE_BLOCK_BYTES:
+        if not digests or not (len(digests) - 1) * FILE_BLOCK_BYTES < entry.length <= len(digests) * FILE_BLOCK_BYTES:
             raise IntegrityError(f"value {entry.key} of {self.what} has another length than its blocks")
         whole = b"".join(self.chunks.content(digest, FILE_BLOCK_BYTES) for digest in digests[:-1])
         last = self.chunks.content(digests[-1], entry.length - len(whole))
@@ -149,31 +160,74 @@ class CheckpointManifest:
             raise IntegrityError(f"value {entry.key} of {self.what} has another length than its blocks")
         return whole + last
 
-    def regions(self, entry: TensorEntry) -> tuple[Region, ...]:
+    def split(self, joined: bytes | None) -> list[Digest]:
+        """Cut a string of digests, which may be absent."""
+        return split_digests(joined or b"", self.what)
+
+    def fetch(self, digests: Iterable[Digest]) -> dict[Digest, Page]:
+        """Read pages, many at once."""
+        wanted, found = list(dict.fromkeys(digests)), dict[Digest, Page]()
+
+        def work(jobs: Iterable[Digest]) -> None:
+            for digest in jobs:
+                found[digest] = self.read_page(digest)
+
+        if len(wanted) < PAGE_READS_AT_ONCE:
+            work(wanted)
+        else:
+            Pool[Digest](PAGE_READS_AT_ONCE, work).run(wanted)
+        return found
+
+    def regions(self, entry: TensorEntry, pages: Mapping[Digest, Page] | None = None) -> tuple[Region, ...]:
         """Stored boxes of an entry that has no grid; empty for one that has.
 
+        Args:
+            pages: some that have been read.
+
         Raises:
-            IntegrityError: they do not cover its shape exactly once.
+            IntegrityError: they do not cover its shape exactly once, or lie in other pages than the entry says.
         """
         regions = entry.regions
         if entry.region_pages is not None:
-            pages = [self.read_page(digest) for digest in split_digests(entry.region_pages, self.what)]
-            if not all(isinstance(page, RegionPage) for page in pages):
-                raise IntegrityError(f"a region page of {self.what} holds something else")
-            regions = tuple(region for page in pages if isinstance(page, RegionPage) for region in page.regions)
+            regions = tuple(self.page_regions(entry, self.split(entry.region_pages), pages or {}))
         if not regions:
             return ()
+        from cairn.manifests.coverage import uncovered  # numpy, which few commands need
+
         nbytes(entry.dtype, entry.shape)
-        rank = len(entry.shape)
-        if any(not len(r.offsets) == len(r.lengths) == rank or len(r.digest) != HASH_BYTES for r in regions):
-            raise IntegrityError(f"a region of tensor {entry.key} of {self.what} has another rank than its shape")
         try:
+            self._check_regions(entry, regions)
             fault = uncovered(entry.shape, [Box(region.offsets, region.lengths) for region in regions])
         except ValueError as error:
             fault = str(error)
         if fault:
             raise IntegrityError(f"the regions of tensor {entry.key} of {self.what} are not its shape: {fault}")
         return regions
+
+    def page_regions(self, entry: TensorEntry, digests: Sequence[Digest], pages: Mapping[Digest, Page]) -> list[Region]:
+        """Regions of some pages of an entry, each of the form that its shape wants.
+
+        Raises:
+            IntegrityError: a page holds something else, or regions outside the bounds that the entry gives for it.
+        """
+        bounds = dict(zip(self.split(entry.region_pages), entry.region_bounds, strict=False))
+        found: list[Region] = []
+        for digest in digests:
+            page = pages.get(digest) or self.read_page(digest)
+            if not isinstance(page, RegionPage) or not page.regions:
+                raise IntegrityError(f"a region page of {self.what} holds something else")
+            self._check_regions(entry, page.regions)
+            if digest in bounds and bounds_of(page.regions) != bounds[digest]:
+                raise IntegrityError(
+                    f"a region page of tensor {entry.key} of {self.what} has other bounds than it says"
+                )
+            found += page.regions
+        return found
+
+    def _check_regions(self, entry: TensorEntry, regions: Sequence[Region]) -> None:
+        rank = len(entry.shape)
+        if any(not len(r.offsets) == len(r.lengths) == rank or len(r.digest) != HASH_BYTES for r in regions):
+            raise IntegrityError(f"a region of tensor {entry.key} of {self.what} has another rank than its shape")
 
     def boxes(self, entry: TensorEntry) -> dict[Box, bytes]:
         """Digest (or, in line, bytes) of every stored box of an entry."""
@@ -209,9 +263,12 @@ class CheckpointManifest:
         # Before the grid is laid out: a shape is a claim, digests are bytes at hand.
         size, joined = nbytes(entry.dtype, entry.shape), entry.tiles
         if joined is None:
-            pages = [self.read_page(digest) for digest in split_digests(entry.tile_pages or b"", self.what)]
+            pages = [self.read_page(digest) for digest in self.split(entry.tile_pages)]
             if not all(isinstance(page, DigestPage) for page in pages):
                 raise IntegrityError(f"a digest page of {self.what} holds something else")
+            lengths = {len(page.digests) for page in pages[:-1] if isinstance(page, DigestPage)}
+            if entry.tiles_per_page and lengths - {entry.tiles_per_page * HASH_BYTES}:
+                raise IntegrityError(f"the digest pages of tensor {entry.key} of {self.what} are not cut as it says")
             joined = b"".join(page.digests for page in pages if isinstance(page, DigestPage))
         digests = split_digests(joined, self.what)
         if size > len(digests) * TILE_BYTES_MAX:

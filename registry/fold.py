@@ -123,7 +123,8 @@ def _own_packs(state: State, payload: Commit) -> _REASON:
         return "its packs are not listed properly"
     if bool(own) != bool(payload.pieces):
         return "it has packs and no index piece, or the other way round"
-    if any(pack.session not in payload.sessions for pack in own):
+    sessions = set(payload.sessions)
+    if any(pack.session not in sessions for pack in own):
         return "it lists a pack of a session that it does not name"
     key_bytes = PACK_RECORD_BYTES - 8
     known = {state.packs[at : at + key_bytes] for at in range(0, len(state.packs), PACK_RECORD_BYTES)} if own else ()

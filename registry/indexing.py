@@ -1,19 +1,20 @@
 """The index in force: what index pieces (or, failing them, pack footers) say about the packs of a state."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
+import msgspec
 from blake3 import blake3
 
 from cairn.core.errors import IntegrityError, ObjectNotFound
 from cairn.core.ids import ContentId, parse_object_name
-from cairn.core.limits import SEALED_OBJECT_BYTES_MAX
+from cairn.core.limits import INDEX_ROWS_MAX, SEALED_OBJECT_BYTES_MAX
 from cairn.registry.entries import ObjectRef
 from cairn.registry.opened import OpenStore
-from cairn.registry.state import Piece, State, pack_records
+from cairn.registry.state import PACK_RECORD_BYTES, Piece, State, pack_records
 from cairn.store.cache import Cache
 from cairn.store.crypto.objects import ObjectKind, open_object
-from cairn.store.index import Location, PackRef, decode_piece
+from cairn.store.index import ENTRY_BYTES, Location, PackRef, check_piece, decode_piece, pack_table
 from cairn.store.pack import read_footer
 
 
@@ -63,13 +64,20 @@ def piece_locations(opened: OpenStore, state: State, piece: Piece) -> list[tuple
     Raises:
         IntegrityError: the piece is missing, damaged, or lists other packs than its commit.
     """
+    plain, what = _piece_plain(opened, state, piece)
+    _, entries = decode_piece(plain, what)
+    return [(e.id, Location(piece.first + e.pack, e.offset, e.length)) for e in entries]
+
+
+def _piece_plain(opened: OpenStore, state: State, piece: Piece) -> tuple[bytes, str]:
+    """Plaintext of a piece and what to call it; its packs are those of its commit, the rest is unchecked."""
     what = f"index piece {piece.object.object_name('index')}"
     sealed = read_object(opened, piece.object, "index")
     plain = open_object(opened.secrets.k_index, opened.store, ObjectKind.INDEX_PIECE, sealed, what)
-    packs, entries = decode_piece(plain, what)
-    if packs != [state.pack(piece.first + i) for i in range(piece.count)]:
+    own = slice(piece.first * PACK_RECORD_BYTES, (piece.first + piece.count) * PACK_RECORD_BYTES)
+    if pack_table(plain, what) != state.packs[own]:
         raise IntegrityError(f"{what} lists other packs than its commit")
-    return [(e.id, Location(piece.first + e.pack, e.offset, e.length)) for e in entries]
+    return plain, what
 
 
 def locations_of(opened: OpenStore, state: State, piece: Piece) -> tuple[list[tuple[ContentId, Location]], bool]:
@@ -88,6 +96,34 @@ def locations_of(opened: OpenStore, state: State, piece: Piece) -> tuple[list[tu
         else:
             found.extend((chunk.id, Location(number, chunk.offset, chunk.length)) for chunk in chunks)
     return found, complete
+
+
+class Found(msgspec.Struct):
+    """What pieces say: entries, and long pieces as they are, by the number of their first pack.
+
+    Args:
+        complete: nothing is lacking.
+    """
+
+    entries: list[tuple[ContentId, Location]] = []
+    pieces: dict[int, bytes] = {}
+    complete: bool = True
+
+
+def found_in(opened: OpenStore, state: State, pieces: Iterable[Piece]) -> Found:
+    """What the cache is to know of pieces."""
+    found = Found()
+    for piece in pieces:
+        if piece.object.size > INDEX_ROWS_MAX * ENTRY_BYTES:
+            with suppress(IntegrityError):
+                plain, what = _piece_plain(opened, state, piece)
+                check_piece(plain, what)
+                found.pieces[piece.first] = plain
+                continue
+        entries, complete = locations_of(opened, state, piece)
+        found.entries += entries
+        found.complete = found.complete and complete
+    return found
 
 
 def salvage_packs(opened: OpenStore, state: State) -> Iterator[tuple[ContentId, Location]]:

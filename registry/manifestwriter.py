@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+import msgspec
+
 from cairn.core.canonical import encode
-from cairn.core.ids import ContentId, Digest
+from cairn.core.ids import HASH_BYTES, ContentId, Digest
 from cairn.core.limits import ENTRY_DIGEST_BYTES_MAX, ENTRY_REGIONS_MAX, FILE_BLOCK_BYTES, VALUE_INLINE_BYTES_MAX
-from cairn.manifests.pages import check_page_size, paginate
+from cairn.manifests.pages import bounds_of, check_page_size, paginate
 from cairn.manifests.schema import (
     ComponentRoot,
     DigestPage,
@@ -38,9 +40,9 @@ class ManifestWriter:
         self._keys = keys
         self.reachable: set[ContentId] = set()
 
-    def reach(self, digests: Iterable[Digest]) -> None:
+    def reach(self, digests: Iterable[bytes]) -> None:
         """Count chunks among what the manifest reaches; fills have none."""
-        self.reachable.update(self._keys.chunk.content_id(digest) for digest in digests if fill_of(digest) is None)
+        self.reachable.update(self._keys.chunk.content_ids([one for one in digests if one[0] or fill_of(one) is None]))
 
     def component(
         self,
@@ -69,15 +71,25 @@ class ManifestWriter:
         self.reach(blocks)
         return ValueEntry(key, None, len(data), b"".join(blocks))
 
+    def tensor(self, entry: TensorEntry) -> TensorEntry:
+        """A fresh entry as it stands in its page: what it names is counted, and its long lists get their own pages."""
+        self.reach(_digests(entry))
+        return self._slim(entry)
+
     def _slim(self, entry: TensorEntry) -> TensorEntry:
         """The entry with long lists in pages of their own."""
         if entry.tiles is not None and len(entry.tiles) > ENTRY_DIGEST_BYTES_MAX:
             pieces = _batches(entry.tiles, ENTRY_DIGEST_BYTES_MAX)
             pages = b"".join(self._put(DigestPage(bytes(piece))) for piece in pieces)
-            return TensorEntry(entry.key, entry.dtype, entry.shape, tile_pages=pages, tied_to=entry.tied_to)
+            return msgspec.structs.replace(
+                entry, tiles=None, tile_pages=pages, tiles_per_page=ENTRY_DIGEST_BYTES_MAX // HASH_BYTES
+            )
         if len(entry.regions) > ENTRY_REGIONS_MAX:
-            pages = b"".join(self._put(RegionPage(batch)) for batch in _region_batches(entry.regions))
-            return TensorEntry(entry.key, entry.dtype, entry.shape, region_pages=pages, tied_to=entry.tied_to)
+            batches = list(_region_batches(entry.regions))
+            pages = b"".join(self._put(RegionPage(batch)) for batch in batches)
+            return msgspec.structs.replace(
+                entry, regions=(), region_pages=pages, region_bounds=tuple(map(bounds_of, batches))
+            )
         return entry
 
     def _put(self, page: Page) -> Digest:
@@ -94,3 +106,9 @@ def _region_batches(regions: Sequence[Region]) -> Iterable[tuple[Region, ...]]:
     remaining = iter(regions)
     while batch := tuple(islice(remaining, ENTRY_REGIONS_MAX)):
         yield batch
+
+
+def _digests(entry: TensorEntry) -> Iterable[bytes]:
+    if entry.regions:
+        return [region.digest for region in entry.regions]
+    return _batches(entry.tiles or b"", HASH_BYTES)

@@ -20,11 +20,11 @@ from cairn.registry.models import CommitMeta, check_expected, seal_meta
 from cairn.registry.names import ref_tag
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
-from cairn.registry.state import State, pack_records
+from cairn.registry.state import State
 from cairn.store.chunkstore import Written
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.objects import ObjectKind, seal_object
-from cairn.store.index import encode_piece
+from cairn.store.index import encode_piece, join_pieces, pack_table, sorted_ids
 
 FORMAT = 1
 ENVELOPE = "envelope"
@@ -43,6 +43,7 @@ class Draft(msgspec.Struct, frozen=True):
         exactness: see `Body`.
         run_epoch: of the training run, if one writes.
         envelope: times and places of the save, encoded.
+        beside: index pieces of what these have uploaded; they have passed `check_piece`.
     """
 
     model: ModelId
@@ -59,6 +60,7 @@ class Draft(msgspec.Struct, frozen=True):
     exactness: str = ""
     run_epoch: int | None = None
     envelope: bytes | None = None
+    beside: tuple[bytes, ...] = ()
 
 
 def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
@@ -82,8 +84,11 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
 
     written = draft.written
     pieces: tuple[ObjectRef, ...] = ()
-    if written.packs:
-        plain = encode_piece(written.packs, written.entries)
+    plain = encode_piece(written.packs, written.entries)
+    if draft.beside:
+        plain = join_pieces([plain, *draft.beside])
+    packs = pack_table(plain)
+    if packs:
         pieces = (upload(seal(secrets.k_index, ObjectKind.INDEX_PIECE, plain), "index"),)
     roots, hashes = [], []
     for component, root in sorted(draft.components.items()):
@@ -94,7 +99,7 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
     body = encode(Body(FORMAT, draft.model, RULE, tuple(hashes), draft.parents, draft.meta.step, draft.exactness))
     identifier = checkpoint_id(secrets.k_ckpt, body)
     body_ref = upload(seal(secrets.k_ckpt, ObjectKind.BODY, body), "body")
-    reach = upload(seal(secrets.k_index, ObjectKind.REACHABILITY, b"".join(sorted(draft.reachable))), "reach")
+    reach = upload(seal(secrets.k_index, ObjectKind.REACHABILITY, sorted_ids(draft.reachable)), "reach")
     envelope = None
     if draft.envelope is not None:
         envelope = upload(keys.pair(ComponentClass.META).seal(draft.envelope, ENVELOPE), ENVELOPE)
@@ -111,7 +116,7 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
             epoch=session.epoch if draft.epoch is None else min(session.epoch, draft.epoch),
             hit_position=draft.hit_position,
             relied=ranges(written.relied),
-            packs=pack_records(written.packs),
+            packs=packs,
             pieces=pieces,
             body=body_ref,
             roots=tuple(roots),

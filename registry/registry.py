@@ -5,15 +5,15 @@ against the fold of n-1 and created as entry n; if another writer took n, it is 
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from cairn.core.canonical import encode
 from cairn.core.errors import ConflictError, IntegrityError, NewerFormat, NotAllowed, ObjectNotFound
-from cairn.core.ids import ContentId, ModelId, short
+from cairn.core.ids import ModelId, short
 from cairn.core.limits import LOG_ENTRY_BYTES_MAX
 from cairn.registry.entries import FORMAT, TYPES, Entry, Init, Payload, open_entry, payload_of, seal_entry
 from cairn.registry.fold import apply_payload, decode_state, encode_state
-from cairn.registry.indexing import StateIndex, locations_of, salvage_packs
+from cairn.registry.indexing import StateIndex, found_in, salvage_packs
 from cairn.registry.localfiles import Head
 from cairn.registry.log import append, check_no_hole, read_entry, read_from
 from cairn.registry.merkle import leaf_hash
@@ -21,12 +21,11 @@ from cairn.registry.modelkeys import ModelKeys, open_model_keys
 from cairn.registry.names import entry_name
 from cairn.registry.opened import OpenStore, tenant_id
 from cairn.registry.replay import UNREADABLE, Replay
-from cairn.registry.state import Piece, State
+from cairn.registry.state import State
 from cairn.store.cache import Cache
 from cairn.store.chunkstore import ChunkStore
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
 from cairn.store.crypto.signing import Identity
-from cairn.store.index import Location
 
 
 class Registry:
@@ -214,17 +213,18 @@ class Registry:
         """Add the pieces of new commits to the cache, and the fold with them."""
         opened, attested = self.opened, self._replay.attested()
         known, certain = self._pieces_known, len(attested.pieces)
-        added, complete = _locations(opened, attested, attested.pieces[known:])
+        added = found_in(opened, attested, attested.pieces[known:])
         fold = seal_object(opened.secrets.k_log, opened.store, ObjectKind.CACHE, encode_state(attested), opened.entropy)
-        if complete:
-            self._cache.advance(before - 1, attested.length - 1, fold, added)
+        if added.complete:
+            self._cache.advance(before - 1, attested.length - 1, fold, added.entries, added.pieces)
         else:
             # What is out of reach now may be back tomorrow; a cache that moved past it would never look again.
-            self._cache.hold(added)
+            self._cache.hold(added.entries, added.pieces)
         self._pieces_known = certain
         if state.damaged_from is not None:
             # Numbers of packs are guesses while entries are lost, so these never reach the cache.
-            self._cache.hold(_locations(opened, state, state.pieces[certain:])[0])
+            guessed = found_in(opened, state, state.pieces[certain:])
+            self._cache.hold(guessed.entries, guessed.pieces)
             self._cache.hold(salvage_packs(opened, state))
 
     def _check_remembered(self) -> None:
@@ -291,11 +291,3 @@ class Registry:
 
     def _remember(self) -> None:
         self.opened.home.remember_head(self.opened.store, Head(self._replay.length, self._replay.root))
-
-
-def _locations(
-    opened: OpenStore, state: State, pieces: Sequence[Piece]
-) -> tuple[list[tuple[ContentId, Location]], bool]:
-    """Index entries of pieces, and whether none is lacking."""
-    found = [locations_of(opened, state, piece) for piece in pieces]
-    return [entry for entries, _ in found for entry in entries], all(complete for _, complete in found)

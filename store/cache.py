@@ -12,18 +12,20 @@ import shutil
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import lmdb
 import msgspec
 
+from cairn.core.buffers import Buffer
 from cairn.core.errors import StorageError
 from cairn.core.ids import ContentId
 from cairn.store.environments import open_environment, remove_environment
-from cairn.store.index import Location
+from cairn.store.index import Location, find_in_piece
 
 _LOCATION = struct.Struct("<IQI")
+_NO_PIECES: Mapping[int, bytes] = {}
 _BOUND, _POSITION, _FOLD, _BAD = b"bound", b"position", b"fold", b"bad"
 
 
@@ -46,6 +48,7 @@ class Cache:
         """
         self._lock = threading.RLock()
         self._overlay: dict[bytes, bytes] = {}
+        self._held_pieces: dict[int, bytes] = {}
         self._remove_temporary: Callable[[], object] | None = None
         self._bound = bound
         self._environment, self._pid = self._open(folder), os.getpid()
@@ -62,8 +65,18 @@ class Cache:
             return None
         return CachedFold(int.from_bytes(position, "big"), bytes(fold))
 
-    def advance(self, base: int, to: int, fold: bytes, added: Iterable[tuple[ContentId, Location]]) -> bool:
+    def advance(
+        self,
+        base: int,
+        to: int,
+        fold: bytes,
+        added: Iterable[tuple[ContentId, Location]],
+        pieces: Mapping[int, bytes] = _NO_PIECES,
+    ) -> bool:
         """Move from log position `base` to `to`, adding index entries; -1 stands for an empty cache.
+
+        Args:
+            pieces: long index pieces, to be searched as they are, by the number of their first pack.
 
         Returns:
             False if another process moved the cache meanwhile, or it cannot be written; the new entries are
@@ -72,23 +85,26 @@ class Cache:
         additions = _joined(added)
         with self._lock:
             try:
-                stored = self._write(base, to, fold, additions)
+                stored = self._write(base, to, fold, additions, pieces)
             except (lmdb.Error, OSError):
                 stored = False
             if not stored:
-                self._hold(additions)
+                self._hold(additions, pieces)
             return stored
 
-    def hold(self, added: Iterable[tuple[ContentId, Location]]) -> None:
+    def hold(self, added: Iterable[tuple[ContentId, Location]], pieces: Mapping[int, bytes] = _NO_PIECES) -> None:
         """Add index entries in memory only, for this object's life."""
         with self._lock:
-            self._hold(_joined(added))
+            self._hold(_joined(added), pieces)
 
-    def _hold(self, additions: dict[bytes, bytes]) -> None:
+    def _hold(self, additions: dict[bytes, bytes], pieces: Mapping[int, bytes]) -> None:
+        self._held_pieces.update(pieces)
         for key, records in additions.items():
             self._overlay[key] = self._overlay.get(key, b"") + records
 
-    def _write(self, base: int, to: int, fold: bytes, additions: dict[bytes, bytes]) -> bool:
+    def _write(
+        self, base: int, to: int, fold: bytes, additions: dict[bytes, bytes], pieces: Mapping[int, bytes]
+    ) -> bool:
         environment = self._live()
         if environment is None:
             return False
@@ -99,6 +115,8 @@ class Cache:
             for key, records in additions.items():
                 old = transaction.get(key, b"", db=self._ids)
                 transaction.put(key, bytes(old) + records, db=self._ids)
+            for first, plain in pieces.items():
+                transaction.put(first.to_bytes(8, "big"), plain, db=self._pieces)
             transaction.put(_POSITION, to.to_bytes(8, "big"), db=self._meta)
             transaction.put(_FOLD, fold, db=self._meta)
         return True
@@ -108,13 +126,18 @@ class Cache:
 
         with self._lock:
             self._overlay.clear()
+            self._held_pieces.clear()
             self._try_write(self._empty)
 
     def locations(self, identifier: ContentId, marked: bool = False) -> list[Location]:
         """Every known place of a content id, best first: newest first, and those marked bad last, if asked for."""
         with self._lock, self._read() as transaction:
             records, marks = self._overlay.get(identifier, b""), b""
+            for first, plain in self._held_pieces.items():
+                records = _found(first, plain, identifier) + records
             if transaction is not None:
+                for key, piece in transaction.cursor(db=self._pieces):
+                    records = _found(int.from_bytes(key, "big"), piece, identifier) + records
                 records = bytes(transaction.get(identifier, b"", db=self._ids)) + records
                 marks = bytes(transaction.get(_BAD + identifier, b"", db=self._meta))
         if len(records) > _LOCATION.size or marks:
@@ -187,7 +210,8 @@ class Cache:
 
     def _bound_environment(self, folder: Path) -> lmdb.Environment:
         self._folder = folder
-        environment, (self._meta, self._ids, self._files) = open_environment(folder, (b"meta", b"ids", b"files"))
+        environment, databases = open_environment(folder, (b"meta", b"ids", b"files", b"pieces"))
+        self._meta, self._ids, self._files, self._pieces = databases
         with environment.begin() as transaction:
             same = transaction.get(_BOUND, db=self._meta) == self._bound
         if not same:
@@ -196,7 +220,7 @@ class Cache:
         return environment
 
     def _empty(self, transaction: lmdb.Transaction) -> None:
-        for database in (self._meta, self._ids, self._files):
+        for database in (self._meta, self._ids, self._files, self._pieces):
             transaction.drop(database, delete=False)
         transaction.put(_BOUND, self._bound, db=self._meta)
 
@@ -213,7 +237,8 @@ class Cache:
                 yield None
                 return
             try:
-                with environment.begin() as transaction:
+                # Buffers, since a piece of 100 MB is searched where it lies.
+                with environment.begin(buffers=True) as transaction:
                     yield transaction
             except lmdb.Error as error:
                 raise StorageError(
@@ -245,6 +270,11 @@ def _joined(added: Iterable[tuple[ContentId, Location]]) -> dict[bytes, bytes]:
         if record not in _records(additions.get(identifier, b"")):
             additions[identifier] = additions.get(identifier, b"") + record
     return additions
+
+
+def _found(first: int, piece: Buffer, identifier: ContentId) -> bytes:
+    """Records of an id in a piece whose first pack has the number `first`."""
+    return b"".join(_LOCATION.pack(first + pack, *place) for pack, *place in find_in_piece(piece, identifier))
 
 
 def _records(joined: bytes) -> list[bytes]:

@@ -22,6 +22,6 @@ def fill_digest(data: Buffer) -> Digest | None:
     return Digest(_PREFIX + first[:1]) if whole.count(first[0]) == len(whole) else None
 
 
-def fill_of(digest: Digest) -> int | None:
+def fill_of(digest: bytes) -> int | None:
     """The repeated byte that a sentinel stands for, else None."""
     return digest[31] if digest.startswith(_PREFIX) else None

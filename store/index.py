@@ -13,18 +13,26 @@ Plaintext of a piece (sealed as INDEX_PIECE under K_index), little-endian:
 """
 
 import struct
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
+from cairn.core.buffers import Buffer
 from cairn.core.errors import IntegrityError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, ContentId, SessionId, object_name
 from cairn.core.limits import CHUNK_BYTES_MAX, PACK_BYTES_MAX
 from cairn.store.crypto.chunks import OVERHEAD_BYTES
 
 VERSION = 1
+# Bytes of an entry over all four columns.
+ENTRY_BYTES = 48
 _HEAD = struct.Struct("<IIQ")
 _PACK = struct.Struct("<16s12sQ")
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+# Of the four columns, as numpy has it: ids, packs, offsets, lengths.
+_COLUMNS = ("S32", "<u4", "<u8", "<u4")
 
 
 class PackRef(msgspec.Struct, frozen=True):
@@ -45,7 +53,7 @@ class PackRef(msgspec.Struct, frozen=True):
         return self.session + self.random
 
 
-class Location(msgspec.Struct, frozen=True):
+class Location(msgspec.Struct, frozen=True, gc=False):
     """One place of a content id: number of the pack in the log's numbering, byte offset, stored length."""
 
     pack: int
@@ -53,7 +61,7 @@ class Location(msgspec.Struct, frozen=True):
     length: int
 
 
-class PieceEntry(msgspec.Struct, frozen=True):
+class PieceEntry(msgspec.Struct, frozen=True, gc=False):
     """One line of a piece; `pack` counts in the piece's own table."""
 
     id: ContentId
@@ -78,24 +86,116 @@ def encode_piece(packs: list[PackRef], entries: list[PieceEntry]) -> bytes:
     )
 
 
+def join_pieces(pieces: Sequence[bytes]) -> bytes:
+    """One piece of several, whose packs stand one after the other; all have passed `check_piece`."""
+    import numpy as np  # few commands join pieces
+
+    columns: list[list[np.ndarray[Any, Any]]] = [[], [], [], []]
+    tables, first = [], 0
+    for plain in pieces:
+        _, pack_count, count = _HEAD.unpack_from(plain)
+        at = _HEAD.size + pack_count * _PACK.size
+        tables.append(plain[_HEAD.size : at])
+        for column, kind in zip(columns, _COLUMNS, strict=True):
+            column.append(np.frombuffer(plain, kind, count, at))
+            at += count * np.dtype(kind).itemsize
+        columns[1][-1] = columns[1][-1] + np.uint32(first)
+        first += pack_count
+    ids, packs, offsets, lengths = (np.concatenate(column) if column else np.zeros(0) for column in columns)
+    order = np.argsort(ids, kind="stable")
+    head = _HEAD.pack(VERSION, first, len(order))
+    return b"".join((head, *tables, *(column[order].tobytes() for column in (ids, packs, offsets, lengths))))
+
+
+def sorted_ids(ids: Iterable[ContentId]) -> bytes:
+    """Distinct ids, one after the other, ascending."""
+    import numpy as np
+
+    return np.sort(np.frombuffer(b"".join(ids), _COLUMNS[0])).tobytes()
+
+
+def check_piece(plain: bytes, what: str) -> None:
+    """Refuse what `decode_piece` does, at once.
+
+    Raises:
+        IntegrityError: lengths, order or ranges are off.
+    """
+    import numpy as np
+
+    at, count = _ids_at(plain, what)
+    record, pack_count = np.dtype([("key", "V28"), ("size", "<u8")]), (at - _HEAD.size) // _PACK.size
+    sizes = np.frombuffer(plain, record, pack_count, _HEAD.size)["size"]
+    found = []
+    for kind in _COLUMNS:
+        found.append(np.frombuffer(plain, kind, count, at))
+        at += count * np.dtype(kind).itemsize
+    ids, packs, offsets, lengths = found
+    if (ids[1:] < ids[:-1]).any():
+        raise IntegrityError(f"{what} is not sorted")
+    if (packs >= len(sizes)).any() or (sizes > PACK_BYTES_MAX).any():
+        raise IntegrityError(f"{what} points outside its packs")
+    if (offsets > PACK_BYTES_MAX).any() or (offsets + lengths > sizes[packs]).any():
+        raise IntegrityError(f"{what} points outside its packs")
+    if ((lengths < OVERHEAD_BYTES) | (lengths > CHUNK_BYTES_MAX + OVERHEAD_BYTES)).any():
+        raise IntegrityError(f"{what} holds an impossible length")
+
+
+def pack_table(plain: bytes, what: str = "an index piece") -> bytes:
+    """The packs of a piece, 36 bytes each, as a commit lists them.
+
+    Raises:
+        IntegrityError: the piece is not as long as it says.
+    """
+    return plain[_HEAD.size : _ids_at(plain, what)[0]]
+
+
+def find_in_piece(plain: Buffer, identifier: bytes) -> Iterator[tuple[int, int, int]]:
+    """Pack in the piece's own table, offset and stored length of each entry of an id.
+
+    The piece has passed `check_piece`.
+    """
+    view = memoryview(plain)
+    _, pack_count, count = _HEAD.unpack_from(view)
+    ids = _HEAD.size + pack_count * _PACK.size
+    packs, offsets, lengths = ids + 32 * count, ids + 36 * count, ids + 44 * count
+
+    def id_at(n: int) -> bytes:
+        return view[ids + 32 * n : ids + 32 * n + 32].tobytes()
+
+    at = bisect_left(range(count), identifier, key=id_at)
+    while at < count and id_at(at) == identifier:
+        yield (
+            _U32.unpack_from(view, packs + 4 * at)[0],
+            _U64.unpack_from(view, offsets + 8 * at)[0],
+            _U32.unpack_from(view, lengths + 4 * at)[0],
+        )
+        at += 1
+
+
 def decode_piece(plain: bytes, what: str) -> tuple[list[PackRef], Iterator[PieceEntry]]:
     """Packs and entries of a piece.
 
     Raises:
         IntegrityError: lengths, order or ranges are off.
     """
-    if len(plain) < _HEAD.size:
-        raise IntegrityError(f"{what} is too short")
-    version, pack_count, count = _HEAD.unpack_from(plain)
-    ids_at = _HEAD.size + pack_count * _PACK.size
-    if version != VERSION or len(plain) != ids_at + 48 * count:
-        raise IntegrityError(f"{what} has another length than its counts say")
+    ids_at, count = _ids_at(plain, what)
     assert RANDOM_ID_BYTES + OBJECT_RANDOM_BYTES == 28
     packs = [
         PackRef(SessionId(session), random, size)
         for session, random, size in _PACK.iter_unpack(plain[_HEAD.size : ids_at])
     ]
     return packs, _entries(plain, ids_at, count, packs, what)
+
+
+def _ids_at(plain: bytes, what: str) -> tuple[int, int]:
+    """Where the ids of a piece begin, and how many entries it has."""
+    if len(plain) < _HEAD.size:
+        raise IntegrityError(f"{what} is too short")
+    version, pack_count, count = _HEAD.unpack_from(plain)
+    ids_at = _HEAD.size + pack_count * _PACK.size
+    if version != VERSION or len(plain) != ids_at + 48 * count:
+        raise IntegrityError(f"{what} has another length than its counts say")
+    return ids_at, count
 
 
 def _entries(plain: bytes, ids_at: int, count: int, packs: list[PackRef], what: str) -> Iterator[PieceEntry]:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from cairn.core.errors import CairnError, SaveFailed, Superseded, UsageError
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import ATTEMPT_SECONDS, CLOSE_SECONDS, RANK_SILENCE_SECONDS
+from cairn.manifests.exactness import check_level
 from cairn.registry.models import ensure_model, find_model, open_meta, ref_value
 from cairn.registry.names import MAIN, check_model_name, check_ref_name
 from cairn.registry.registry import Registry
@@ -98,7 +99,7 @@ class Checkpointer:
         self._name, self._branch_name, self._mode, self._on_busy = model, branch, capture, on_busy
         self._registry = store if isinstance(store, Registry) else open_store(store)
         self._owns_store = not isinstance(store, Registry)
-        self._codec, self._exactness = codec, exactness
+        self._codec, self._exactness = codec, check_level(exactness)
         self._check_every = check_replicas_every
         self._attempt_seconds, self._close_seconds = attempt_seconds, close_seconds
         opened = self._registry.opened
@@ -109,7 +110,11 @@ class Checkpointer:
                 f"on_busy={on_busy!r} would let ranks drop different saves", hint="use 'wait' with several ranks"
             )
         self._ranks.start()
-        key = meet(self._ranks, opened, attempt_seconds)
+        try:
+            key = meet(self._ranks, opened, attempt_seconds)
+        except BaseException:
+            self._ranks.stop()  # a rank that is not of the job gives it no signs of life
+            raise
         self._writer = Writer(self._registry, self._ranks, key, codec, attempt_seconds)
         self._snapshots = Snapshots(
             self._ranks, opened.clock, Arena(host_bytes_max), capture, attempt_seconds, dict(provenance or {})
@@ -211,6 +216,7 @@ class Checkpointer:
         casts: bool = False,
         missing_ok: bool = False,
         resume: bool = True,
+        scopes: Mapping[str, str] | None = None,
     ) -> LoadReport | None:
         """Restore a state in place, on every rank.
 
@@ -224,6 +230,8 @@ class Checkpointer:
             verify: `digest` authenticates every chunk and recomputes its digest; `aead` authenticates.
             casts: convert tensors whose dtype differs; each is reported.
             missing_ok: return None if the model or its branch does not exist yet.
+            scopes: for keys of the state, where they stand in the checkpoint, if elsewhere: `{"model": ""}` finds the
+                tensors of a safetensors file that was committed alone in its folder.
             resume: take over the branch from earlier runs, whose commits are void from here on.
 
         Raises:
@@ -234,7 +242,7 @@ class Checkpointer:
         self._check_open()
         self._settle()
         self._loads += 1
-        options = LoadOptions(ref, strict, require, verify, casts, missing_ok)
+        options = LoadOptions(ref, strict, require, verify, casts, missing_ok, dict(scopes or {}))
         loader = Loader(self._registry, self._ranks, f"load/{self._loads}", self._attempt_seconds)
         report = loader.load(self._name, self._branch_name, state, options)
         if resume and self._ranks.coordinates and self._branch is None:

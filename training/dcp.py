@@ -24,6 +24,7 @@ from torch.futures import Future
 
 from cairn.core.errors import NotFoundError, StateMismatch, UsageError
 from cairn.core.ids import CheckpointId
+from cairn.core.limits import FRAGMENT_READS_AT_ONCE
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.models import CommitMeta, ensure_model, find_model, history, ref_value
 from cairn.registry.names import MAIN, check_model_name, check_ref_name
@@ -37,7 +38,7 @@ from cairn.training.dcp_items import items_of
 from cairn.training.dcp_names import step_of
 from cairn.training.dcp_place import StorePlace
 from cairn.training.dcp_reads import Reads
-from cairn.training.gathering import Gathering, Goal, take_fragment
+from cairn.training.gathering import Gathering, Goal, take_fragments
 
 CheckpointName = str | os.PathLike[str] | None
 
@@ -155,13 +156,16 @@ class CairnWriter(StorageWriter):
         with attempt.settle() as session:
             begun = registry.opened.clock.monotonic()
             gathering = Gathering(registry, session, attempt.save)
+            others = []
             for (result,) in results:
                 told = result.storage_data
                 _check_told(told, registry, step)
                 if told.ref is None:
                     gathering.add(attempt.fragment, own=True)
                 else:
-                    fragment = take_fragment(registry.opened, told.key, told.ref, told.rank)
+                    others.append((told.key, told.ref, told.rank))
+            for at in range(0, len(others), FRAGMENT_READS_AT_ONCE):
+                for fragment in take_fragments(registry.opened, others[at : at + FRAGMENT_READS_AT_ONCE]):
                     gathering.add(fragment, own=False)
             merged = gathering.merge(add_groups)
             attempt.stages.merge = registry.opened.clock.monotonic() - begun

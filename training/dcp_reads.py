@@ -69,7 +69,7 @@ class Reads:
         staged = None if direct else torch.empty(target.shape, dtype=dtype)
         self._targets.append((item, target, staged))
         filled = target if staged is None else staged
-        self._boxes.add(stored_tensor(self._contents.manifest, entry), [Target(box, as_array(filled))])
+        self._boxes.add(stored_tensor(self._contents.manifest, entry, [box]), [Target(box, as_array(filled))])
         return [] if target.dtype is dtype else [f"{name} from {entry.dtype} to {target.dtype}"]
 
     def fill(self, registry: Registry, *, recompute: bool) -> None:

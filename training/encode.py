@@ -16,7 +16,7 @@ from cairn.core.pool import Pool
 from cairn.store.chunkstore import ChunkSave, ChunkWriter
 from cairn.store.crypto.tenant import ContentType
 from cairn.training.capture import CapturePlan, Cut, Slot
-from cairn.training.fragment import Contribution, Shard, Span
+from cairn.training.fragment import Contribution, Ints, Regions, Shard, Span
 from cairn.training.leaves import TensorLeaf
 
 # Bytes that one job hashes and seals: several tiles, so that handing out jobs costs nothing.
@@ -31,15 +31,21 @@ class Found:
     """What became of one leaf's pieces."""
 
     tiles: dict[int, bytes] = field(default_factory=dict)
+    regions: list[tuple[Ints, Ints, bytes]] = field(default_factory=list)
     shards: list[Shard] = field(default_factory=list)
     seen_tiles: dict[int, bytes] = field(default_factory=dict)
-    seen_shards: list[Shard] = field(default_factory=list)
+    seen_regions: list[tuple[Ints, Ints, bytes]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
     slot: Slot
     cuts: Sequence[Cut]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to be stored or compared."""
+        return sum(cut.piece.box.volume for cut in self.cuts) * self.slot.width
 
 
 class Encoder:
@@ -61,7 +67,7 @@ class Encoder:
 
     def run(self, threads: int) -> list[Contribution]:
         """Store everything; all packs are durable when this returns."""
-        Pool[_Job](threads, self._work).run(self._jobs())
+        Pool[list[_Job]](threads, self._work).run(self._batches())
         return [contribution_of(leaf, found) for leaf, found in zip(self._leaves, self._found, strict=True)]
 
     def _jobs(self) -> Iterator[_Job]:
@@ -74,17 +80,32 @@ class Encoder:
             for at in range(0, len(slot.cuts), step):
                 yield _Job(slot, slot.cuts[at : at + step])
 
-    def _work(self, jobs: Iterable[_Job]) -> None:
+    def _batches(self) -> Iterator[list[_Job]]:
+        """Jobs together, where they are small: handing each over costs as much as doing it."""
+        batch, size = list[_Job](), 0
+        for job in self._jobs():
+            batch.append(job)
+            size += job.nbytes
+            if size >= _JOB_BYTES:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    def _work(self, batches: Iterable[list[_Job]]) -> None:
         yield_to_training()
         with self._save.writer() as writer:
-            for job in jobs:
+            for batch in batches:
                 if self._cancelled():
                     raise Superseded("a newer save took the place of this one")
-                array, found = job.slot.array(self._memory), self._found[job.slot.leaf]
-                leaf = self._leaves[job.slot.leaf]
-                small = job.slot.leaf in self._inline
-                for cut in job.cuts:
-                    self._store(writer, leaf, found, cut, _bytes_of(array, cut), small, job.slot.width)
+                for job in batch:
+                    self._run(writer, job)
+
+    def _run(self, writer: ChunkWriter, job: _Job) -> None:
+        array, found = job.slot.array(self._memory), self._found[job.slot.leaf]
+        leaf, small = self._leaves[job.slot.leaf], job.slot.leaf in self._inline
+        for cut in job.cuts:
+            self._store(writer, leaf, found, cut, _bytes_of(array, cut), small, job.slot.width)
 
     def _store(
         self, writer: ChunkWriter, leaf: TensorLeaf, found: Found, cut: Cut, data: memoryview, small: bool, width: int
@@ -97,18 +118,18 @@ class Encoder:
                 if piece.tile >= 0:
                     found.seen_tiles[piece.tile] = digest
                 else:
-                    found.seen_shards.append(Shard(offsets, lengths, digest))
+                    found.seen_regions.append((offsets, lengths, digest))
             return
         if small:
-            shard = Shard(offsets, lengths, b"", bytes(data))
-        else:
-            digest = bytes(writer.put(ContentType.CHUNK, data, width))
-            shard = Shard(offsets, lengths, digest)
+            with self._lock:
+                found.shards.append(Shard(offsets, lengths, bytes(data)))
+            return
+        digest = bytes(writer.put(ContentType.CHUNK, data, width))
         with self._lock:
-            if piece.tile >= 0 and not small:
+            if piece.tile >= 0:
                 found.tiles[piece.tile] = digest
             else:
-                found.shards.append(shard)
+                found.regions.append((offsets, lengths, digest))
 
 
 def yield_to_training() -> None:
@@ -148,10 +169,11 @@ def plan_width(leaf: TensorLeaf) -> int:
 
 
 def contribution_of(leaf: TensorLeaf, found: Found) -> Contribution:
+    """What a fragment says of a leaf."""
     return Contribution(
         leaf.key, int(leaf.component), leaf.dtype, leaf.shape,
-        _spans(found.tiles), _sorted(found.shards), _spans(found.seen_tiles), _sorted(found.seen_shards),
-        leaf.trainable, leaf.tied_to,
+        _spans(found.tiles), _packed(found.regions), tuple(sorted(found.shards, key=lambda shard: shard.offsets)),
+        _spans(found.seen_tiles), _packed(found.seen_regions), leaf.trainable, leaf.tied_to,
     )  # fmt: skip
 
 
@@ -166,5 +188,5 @@ def _spans(tiles: dict[int, bytes]) -> tuple[Span, ...]:
     return tuple(Span(first, b"".join(run)) for first, run in spans)
 
 
-def _sorted(shards: list[Shard]) -> tuple[Shard, ...]:
-    return tuple(sorted(shards, key=lambda shard: shard.offsets))
+def _packed(regions: list[tuple[Ints, Ints, bytes]]) -> Regions | None:
+    return Regions.of(sorted(regions)) if regions else None

@@ -4,16 +4,19 @@ A fragment names pieces by digest, so it is sealed under the attempt's key, whic
 of no use once the attempt has ended.
 """
 
+import struct
+from collections.abc import Sequence
+
 import msgspec
 
 from cairn.manifests.schema import Key
 from cairn.registry.envelope import Stages
 from cairn.store.chunkstore import WriteCounts
 
-Box2 = tuple[tuple[int, ...], tuple[int, ...]]
+Ints = tuple[int, ...]
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True):
+class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Digests of neighbouring tiles, 32 bytes each, from number `first` on."""
 
     first: int
@@ -23,34 +26,56 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
         return f"Span({self.first}, <secret>)"
 
 
-class Shard(msgspec.Struct, frozen=True, array_like=True):
-    """A box that is no tile (offsets, lengths): its digest, or its bytes if they are few."""
+class Regions(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Boxes that are no tiles, packed, since a coordinator takes up millions.
 
-    offsets: tuple[int, ...]
-    lengths: tuple[int, ...]
-    digest: bytes = b""
-    data: bytes | None = None
+    Args:
+        boxes: of each its offsets, then its lengths, as int64, little-endian.
+        digests: 32 bytes of each, in the same order.
+    """
+
+    boxes: bytes = b""
+    digests: bytes = b""
+
+    @staticmethod
+    def of(found: Sequence[tuple[Ints, Ints, bytes]]) -> "Regions":
+        """Offsets, lengths and digest of each."""
+        numbers = [number for offsets, lengths, _ in found for number in (*offsets, *lengths)]
+        return Regions(struct.pack(f"<{len(numbers)}q", *numbers), b"".join(digest for _, _, digest in found))
+
+    def __repr__(self) -> str:
+        return f"Regions({len(self.digests) // 32}, <secret>)"
+
+
+class Shard(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A small box by offsets and lengths, with the bytes themselves."""
+
+    offsets: Ints
+    lengths: Ints
+    data: bytes
 
     def __repr__(self) -> str:
         return f"Shard({list(self.offsets)}, {list(self.lengths)}, <secret>)"
 
 
-class Contribution(msgspec.Struct, frozen=True, omit_defaults=True):
+class Contribution(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """What a rank holds of one tensor.
 
     Args:
-        spans, shards: what it stored.
-        seen_spans, seen_shards: digests of replicas that others store.
+        spans, regions: what it stored.
+        shards: what comes along, for the coordinator to store.
+        seen_spans, seen_regions: digests of replicas that others store.
     """
 
     key: Key
     component: int
     dtype: str
-    shape: tuple[int, ...]
+    shape: Ints
     spans: tuple[Span, ...] = ()
+    regions: Regions | None = None
     shards: tuple[Shard, ...] = ()
     seen_spans: tuple[Span, ...] = ()
-    seen_shards: tuple[Shard, ...] = ()
+    seen_regions: Regions | None = None
     trainable: bool = False
     tied_to: Key | None = None
 
@@ -71,7 +96,7 @@ class Fragment(msgspec.Struct, frozen=True):
     """One rank's part of one attempt.
 
     Args:
-        packs, pieces: what it uploaded, as an index piece (see `store/index.py`).
+        pieces: what it uploaded, as an index piece (see `store/index.py`).
         relied: numbers of packs of others that it relies on.
         hit_position: log position that its hits are good for.
         coordinates: of the rank, for people (`dp=0,tp=1`, or its number).

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 from blake3 import blake3
 
-from cairn.core.canonical import decode, encode
+from cairn.core.canonical import encode
 from cairn.core.errors import CairnError, IntegrityError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, CheckpointId, ModelId
+from cairn.core.pool import Pool
 from cairn.manifests.schema import ComponentRoot, Parent
 from cairn.registry.entries import ObjectRef
 from cairn.registry.envelope import Envelope, RankReport, Stages
@@ -27,11 +28,12 @@ from cairn.registry.session import Session
 from cairn.store.chunkstore import ChunkSave, WriteCounts, Written
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
-from cairn.store.index import PieceEntry, decode_piece, encode_piece
+from cairn.store.index import check_piece, encode_piece
 from cairn.training.fragment import ContributedValue, Contribution, Fragment
-from cairn.training.merge import Merged, Merger, stored_digests
+from cairn.training.merge import Merged, Merger
 
 _KIND = "fragment"
+_decoder = msgspec.msgpack.Decoder(Fragment)
 
 
 class Goal(msgspec.Struct, frozen=True):
@@ -95,11 +97,30 @@ def take_fragment(opened: OpenStore, key: bytes, ref: ObjectRef, rank: int) -> F
     Raises:
         IntegrityError: it is damaged, sealed under another key, or another rank's.
     """
-    fragment = open_fragment(opened, key, read_object(opened, ref, _KIND), rank)
+    try:
+        stored = read_object(opened, ref, _KIND)
+    except IntegrityError as error:
+        raise IntegrityError(
+            f"what rank {rank} has stored is not what this rank reads: {error.message}",
+            hint="give all ranks the same store, on storage that they share",
+        ) from error
+    fragment = open_fragment(opened, key, stored, rank)
     # Of no use any more; what stays of one after a crash is a leftover that collection removes.
     with contextlib.suppress(CairnError):
         opened.backend.delete(ref.object_name(_KIND))
     return fragment
+
+
+def take_fragments(opened: OpenStore, left: Sequence[tuple[bytes, ObjectRef, int]]) -> list[Fragment]:
+    """Fragments by key, place and rank, in order, all read at once; raises as `take_fragment` does."""
+    found: dict[int, Fragment] = {}
+
+    def work(numbers: Iterable[int]) -> None:
+        for number in numbers:
+            found[number] = take_fragment(opened, *left[number])
+
+    Pool[int](len(left), work).run(range(len(left)))
+    return [found[number] for number in range(len(left))]
 
 
 def open_fragment(opened: OpenStore, key: bytes, stored: bytes, rank: int) -> Fragment:
@@ -109,7 +130,12 @@ def open_fragment(opened: OpenStore, key: bytes, stored: bytes, rank: int) -> Fr
         IntegrityError: as of `take_fragment`.
     """
     what = f"fragment of rank {rank}"
-    fragment = decode(open_object(key, opened.store, ObjectKind.FRAGMENT, stored, what), Fragment, what)
+    plain = open_object(key, opened.store, ObjectKind.FRAGMENT, stored, what)
+    try:
+        # Nothing is signed or named by its encoding, so its spelling need not be the canonical one.
+        fragment = _decoder.decode(plain)
+    except msgspec.MsgspecError as error:
+        raise IntegrityError(f"{what} does not decode: {error}") from None
     if fragment.rank != rank:
         raise IntegrityError(f"{what} says that it is rank {fragment.rank}'s")
     return fragment
@@ -146,13 +172,12 @@ class Gathering:
             StateMismatch: ranks disagree or leave gaps.
         """
         with self._save.writer() as writer:
-            merged = self._merger.finish(writer)
+            self._pages = pages = ManifestWriter(writer, self._registry.opened.keys)
+            merged = self._merger.finish(writer, pages.tensor)
             if complete is not None:
                 complete(merged)
-            self._pages = pages = ManifestWriter(writer, self._registry.opened.keys)
             for component in sorted(merged.tensors.keys() | merged.values.keys()):
                 tensors = merged.tensors.get(component, [])
-                pages.reach(stored_digests(tensors))
                 values = [pages.value(key, data) for key, data in merged.values.get(component, [])]
                 self._components[component] = pages.component(
                     tensors, values=values, bytes_logical=merged.bytes_logical.get(component, 0)
@@ -168,7 +193,7 @@ class Gathering:
         draft = Draft(
             goal.model, goal.branch, goal.expected, self._components, self._pages.reachable, parents, goal.meta,
             uploads.beside(written), uploads.hit_position, tuple(uploads.sessions), uploads.epoch, goal.exactness,
-            goal.run_epoch, encode(envelope),
+            goal.run_epoch, encode(envelope), tuple(uploads.pieces),
         )  # fmt: skip
         return publish(self._registry, self._session, draft)
 
@@ -180,7 +205,8 @@ class _Uploads:
         self.sessions: list[bytes] = []
         self.epoch: int | None = None
         self.hit_position = -1
-        self._written = Written()
+        self.pieces: list[bytes] = []
+        self._relied: set[int] = set()
 
     def add(self, fragment: Fragment, own: bool) -> None:
         """Take up one rank's; of the coordinator's own only the position that its hits are good for."""
@@ -190,19 +216,10 @@ class _Uploads:
             return
         self.epoch = fragment.epoch if self.epoch is None else min(self.epoch, fragment.epoch)
         self.sessions.append(fragment.session)
-        packs, entries = decode_piece(fragment.pieces, f"fragment of rank {fragment.rank}")
-        self._written.entries += _shifted(entries, len(self._written.packs))
-        self._written.packs += packs
-        self._written.relied.update(fragment.relied)
+        check_piece(fragment.pieces, f"fragment of rank {fragment.rank}")
+        self.pieces.append(fragment.pieces)
+        self._relied.update(fragment.relied)
 
     def beside(self, own: Written) -> Written:
-        """Together with the coordinator's own, its pages included, as those of one save."""
-        others = self._written
-        return Written(
-            [*own.packs, *others.packs], [*own.entries, *_shifted(others.entries, len(own.packs))],
-            own.relied | others.relied, WriteCounts(),
-        )  # fmt: skip
-
-
-def _shifted(entries: Iterable[PieceEntry], by: int) -> list[PieceEntry]:
-    return [PieceEntry(entry.id, entry.pack + by, entry.offset, entry.length) for entry in entries]
+        """The coordinator's own, its pages included, with what others rely on."""
+        return Written(own.packs, own.entries, own.relied | self._relied, WriteCounts())

@@ -4,7 +4,7 @@ Nothing is written into a target before every rank has said that everything fits
 tensors unusable; that is raised on every rank.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,13 +23,16 @@ from cairn.loader.placement import as_array
 from cairn.loader.plan import ReadPlan, plan_reads
 from cairn.manifests.exactness import check_exact_enough
 from cairn.manifests.schema import TensorEntry
+from cairn.manifests.tiling import Box
 from cairn.manifests.values import decode_value
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.names import LATEST
 from cairn.registry.registry import Registry
 from cairn.registry.selectors import resolve
+from cairn.registry.within import Pages, pages_within, stored_within
 from cairn.training.leaves import Binding, Read, StoredScope
 from cairn.training.placements import Part
+from cairn.training.plaindata import torch_dtype
 from cairn.training.ranks import COORDINATOR, Ranks
 from cairn.training.tree import parts_of
 from cairn.training.windows import Windows
@@ -71,6 +74,7 @@ class LoadOptions(msgspec.Struct, frozen=True):
     verify: str = "digest"
     casts: bool = False
     missing_ok: bool = False
+    scopes: dict[str, str] = {}
 
 
 class _Vote(msgspec.Struct, frozen=True):
@@ -130,9 +134,10 @@ class Loader:
         check_exact_enough(manifest.body.exactness, options.require, manifest.what)
         begun = self._lap("resolve", begun)
         parts, binding = parts_of(state), Binding()
-        stored, not_asked = stored_scopes(manifest, set(state))
+        aliases = {name: options.scopes.get(name, name) for name in state}
+        stored, not_asked = stored_scopes(manifest, set(aliases.values()))
         for (scope, path), part in parts.items():
-            below = stored.get(scope, StoredScope())
+            below = stored.get(aliases[scope], StoredScope())
             binding.add(part.bind(below.below(path) if path else below))
         verdict = self._vote(manifest, binding, options)
         prepared = self._prepare(manifest, binding.reads)
@@ -215,15 +220,18 @@ class Loader:
 
     # --- reading -------------------------------------------------------------------------------------
 
-    def _prepare(self, manifest: CheckpointManifest, reads: Iterable[Read]) -> _Prepared:
+    def _prepare(self, manifest: CheckpointManifest, reads: Sequence[Read]) -> _Prepared:
         prepared = _Prepared(Windows())
-        for read in reads:
-            leaf, dtype = read.leaf, getattr(torch, read.entry.dtype)
+        wanted = [_boxes(read) for read in reads]
+        needed = (pages_within(manifest, read.entry, boxes) for read, boxes in zip(reads, wanted, strict=True) if boxes)
+        pages = manifest.fetch(page for some in needed for page in some)
+        for read, boxes in zip(reads, wanted, strict=True):
+            leaf, dtype = read.leaf, torch_dtype(read.entry.dtype, f"tensor {read.entry.key}")
             if leaf.dtype != read.entry.dtype:
                 prepared.casts.append(f"{leaf.key}: {read.entry.dtype} to {leaf.dtype}")
-            if not any(holding.parts for holding in leaf.holdings):
+            if not boxes:
                 continue
-            stored = stored_tensor(manifest, read.entry)
+            stored = stored_tensor(manifest, read.entry, boxes, pages)
             for holding in leaf.holdings:
                 local = holding.local.detach()
                 if _takes_bytes(local, dtype):
@@ -265,17 +273,14 @@ def stored_scopes(manifest: CheckpointManifest, wanted: set[str]) -> tuple[dict[
     """Entries of a checkpoint by scope, and the names of scopes that are not wanted."""
     scopes: dict[str, StoredScope] = {}
     others: dict[str, None] = {}
-    for tensor in manifest.tensors():
-        if tensor.key.scope in wanted:
-            scopes.setdefault(tensor.key.scope, StoredScope()).tensors[tensor.key.path] = tensor
+    for entry in manifest.entries():
+        if entry.key.scope not in wanted:
+            others[entry.key.scope] = None
+        elif isinstance(entry, TensorEntry):
+            scopes.setdefault(entry.key.scope, StoredScope()).tensors[entry.key.path] = entry
         else:
-            others[tensor.key.scope] = None
-    for value in manifest.values():
-        if value.key.scope in wanted:
-            read = partial(_value, manifest, value)
-            scopes.setdefault(value.key.scope, StoredScope()).values[value.key.path] = read
-        else:
-            others[value.key.scope] = None
+            read = partial(_value, manifest, entry)
+            scopes.setdefault(entry.key.scope, StoredScope()).values[entry.key.path] = read
     return scopes, sorted(others)
 
 
@@ -283,12 +288,15 @@ def _value(manifest: CheckpointManifest, entry: Any) -> Any:
     return decode_value(manifest.value_bytes(entry), f"value {entry.key} of {manifest.what}")
 
 
-def stored_tensor(manifest: CheckpointManifest, entry: TensorEntry) -> StoredTensor:
-    """Where an entry's bytes are."""
-    if entry.inline is not None:
-        return StoredTensor.of(entry, (), ())
-    tiles = manifest.tiles(entry)
-    return StoredTensor.of(entry, tiles, () if tiles else manifest.regions(entry))
+def stored_tensor(
+    manifest: CheckpointManifest, entry: TensorEntry, boxes: Sequence[Box], pages: Pages | None = None
+) -> StoredTensor:
+    """Where an entry's bytes within some boxes are; `pages` are those of `pages_within`, if they have been read."""
+    return StoredTensor.of(entry, *stored_within(manifest, entry, boxes, pages))
+
+
+def _boxes(read: Read) -> list[Box]:
+    return [part.box for holding in read.leaf.holdings for part in holding.parts]
 
 
 def _takes_bytes(local: torch.Tensor, dtype: torch.dtype) -> bool:

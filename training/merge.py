@@ -4,37 +4,39 @@ Every declared element must be held exactly once; equal boxes with different byt
 ranks; what small shards brought along is joined into tiles.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import msgspec
 import numpy as np
 
 from cairn.core.errors import StateMismatch
-from cairn.core.ids import Digest
 from cairn.core.limits import INLINE_BYTES_MAX, LISTED_NAMES_MAX
+from cairn.manifests.coverage import Rows, rows_of, uncovered_rows
 from cairn.manifests.dtypes import BITS, nbytes
-from cairn.manifests.pieces import cached_grid, uncovered
+from cairn.manifests.pieces import cached_grid
 from cairn.manifests.schema import Key, Region, TensorEntry
 from cairn.manifests.tiling import Box
 from cairn.manifests.values import Container, decode_value, encode_value
 from cairn.store.chunkstore import ChunkWriter
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.tenant import ContentType
-from cairn.training.fragment import ContributedValue, Contribution, Fragment
+from cairn.training.fragment import ContributedValue, Contribution, Fragment, Ints
+from cairn.training.merge_pieces import Digests, Pieces, split, tile_rows
 
-Place = int | tuple[tuple[int, ...], tuple[int, ...]]
+Settle = Callable[[TensorEntry], TensorEntry]
 
 
 @dataclass(slots=True)
 class _Tensor:
-    """All that is known of one tensor; `held` by tile number or box: digest or bytes, and the rank."""
+    """All that is known of one tensor: what ranks have stored, what came along by box, and what others have seen."""
 
     first: Contribution
     rank: int
-    held: dict[Place, tuple[bytes, int]] = field(default_factory=dict)
-    inline: dict[Place, tuple[bytes, int]] = field(default_factory=dict)
-    seen: list[tuple[Place, bytes, int]] = field(default_factory=list)
+    pieces: Pieces = field(default_factory=Pieces)
+    inline: dict[tuple[Ints, Ints], tuple[bytes, int]] = field(default_factory=dict)
+    seen: Pieces = field(default_factory=Pieces)
 
 
 @dataclass(slots=True)
@@ -64,11 +66,12 @@ class Merger:
         for value in fragment.values:
             self._add_value(value, fragment.rank)
 
-    def finish(self, writer: ChunkWriter) -> Merged:
+    def finish(self, writer: ChunkWriter, settle: Settle) -> Merged:
         """Check everything and make the entries.
 
         Args:
             writer: stores what small shards are joined into.
+            settle: takes each entry as soon as it is made, and returns what is to be kept of it.
 
         Raises:
             StateMismatch: ranks disagree or leave gaps; lists all tensors and the ranks.
@@ -82,7 +85,8 @@ class Merger:
             if first.tied_to is None:
                 entry = self._entry(tensor, writer)
                 if entry is not None:
-                    merged.tensors.setdefault(component, []).append(entry)
+                    merged.tensors.setdefault(component, []).append(settle(entry))
+                tensor.pieces, tensor.inline = Pieces(), {}
             if first.trainable:
                 merged.trainable.append(key)
             size = nbytes(first.dtype, first.shape)
@@ -115,25 +119,15 @@ class Merger:
             return
         elif known.first.tied_to is not None and tensor.tied_to is None:
             known.first = tensor
-        for span in tensor.spans:
-            for number in range(len(span.digests) // 32):
-                self._hold(known, known.held, span.first + number, span.digests[32 * number : 32 * number + 32], rank)
+        known.pieces.add(tensor.spans, tensor.regions, rank)
+        if tensor.seen_spans or tensor.seen_regions:
+            known.seen.add(tensor.seen_spans, tensor.seen_regions, rank)
         for shard in tensor.shards:
-            kept = known.held if shard.data is None else known.inline
-            self._hold(known, kept, (shard.offsets, shard.lengths), shard.data or shard.digest, rank)
-        for span in tensor.seen_spans:
-            for number in range(len(span.digests) // 32):
-                known.seen.append((span.first + number, span.digests[32 * number : 32 * number + 32], rank))
-        known.seen += [((shard.offsets, shard.lengths), shard.digest, rank) for shard in tensor.seen_shards]
-
-    def _hold(
-        self, tensor: _Tensor, kept: dict[Place, tuple[bytes, int]], place: Place, data: bytes, rank: int
-    ) -> None:
-        other = kept.setdefault(place, (data, rank))
-        if other[0] != data:
-            self._differs(tensor, other[1], rank)
-        elif other[1] != rank:
-            self._doubled += 1
+            data, holder = known.inline.setdefault((shard.offsets, shard.lengths), (shard.data, rank))
+            if data != shard.data:
+                self._differs(known, holder, rank)
+            elif holder != rank:
+                self._doubled += 1
 
     def _differs(self, tensor: _Tensor, one: int, other: int) -> None:
         text = f"{tensor.first.key} differs between ranks {min(one, other)} and {max(one, other)}"
@@ -141,12 +135,16 @@ class Merger:
             self._faults.append(text)
 
     def _check_seen(self, tensor: _Tensor, writer: ChunkWriter) -> None:
+        if not tensor.seen:
+            return
+        layout, axes = cached_grid(tensor.first.dtype, tensor.first.shape), len(tensor.first.shape)
+        held = {place: (digest, rank) for place, digest, rank in tensor.pieces.each(axes)}
         inline = {
             place: (bytes(writer.digest(ContentType.CHUNK, data)), rank)
-            for place, (data, rank) in (tensor.inline.items() if tensor.seen else ())
+            for place, (data, rank) in tensor.inline.items()
         }
-        for place, digest, rank in tensor.seen:
-            holder = tensor.held.get(place) or inline.get(_ends(_box(tensor.first, place)))
+        for place, digest, rank in tensor.seen.each(axes):
+            holder = held.get(place) or inline.get(_ends(layout.tile(place)) if isinstance(place, int) else place)
             if holder is not None and holder[0] != digest:
                 self._differs(tensor, holder[1], rank)
 
@@ -166,25 +164,32 @@ class Merger:
     def _entry(self, tensor: _Tensor, writer: ChunkWriter) -> TensorEntry | None:
         first = tensor.first
         layout = cached_grid(first.dtype, first.shape)
-        count = layout.tile_count
-        if not tensor.inline and len(tensor.held) == count and all(isinstance(p, int) for p in tensor.held):
-            tiles = b"".join(tensor.held[number][0] for number in range(count))
-            if count == 0:
-                return TensorEntry(first.key, first.dtype, first.shape, inline=b"")
-            return TensorEntry(first.key, first.dtype, first.shape, tiles=tiles)
-        boxes = [_box(first, place) for place in (*tensor.held, *tensor.inline)]
-        fault = uncovered(first.shape, boxes)
+        axes, count = len(first.shape), layout.tile_count
+        if not (tensor.pieces or tensor.inline or count):
+            return TensorEntry(first.key, first.dtype, first.shape, inline=b"")
+        tiles, held = tensor.pieces.tiles.held(1), tensor.pieces.regions.held(2 * axes)
+        self._doubled += tiles.doubled + held.doubled
+        for one, other in (*tiles.differing, *held.differing):
+            self._differs(tensor, one, other)
+        if len(tiles.ranks) == count and not len(held.ranks) and not tensor.inline:
+            return TensorEntry(first.key, first.dtype, first.shape, tiles=tiles.digests.tobytes())
+        boxes = [Box(*place) for place in tensor.inline]
+        rows = [tile_rows(layout, tiles.places[:, 0]), held.places, rows_of(axes, boxes)]
+        fault = uncovered_rows(first.shape, np.concatenate(rows))
         if fault:
-            ranks = sorted({rank for _, rank in (*tensor.held.values(), *tensor.inline.values())})
-            self._faults.append(f"{first.key}: {fault} (of ranks {ranks[:8]})")
+            ranks = {*tiles.ranks.tolist(), *held.ranks.tolist(), *(rank for _, rank in tensor.inline.values())}
+            self._faults.append(f"{first.key}: {fault} (of ranks {sorted(ranks)[:8]})")
             return None
-        if not tensor.held:
+        if not tensor.pieces:
             return _join(first, tensor.inline, writer)
-        regions = [Region(*_ends(_box(first, place)), digest) for place, (digest, _) in tensor.held.items()]
-        for place, (data, _) in tensor.inline.items():
-            box, width = _box(first, place), BITS[first.dtype] // 8
-            regions.append(Region(*_ends(box), bytes(writer.put(ContentType.CHUNK, data, width))))
-        return TensorEntry(first.key, first.dtype, first.shape, regions=tuple(sorted(regions, key=_offsets)))
+        regions = _regions(held.places, held.digests)
+        if len(tiles.ranks) or tensor.inline:
+            regions += _regions(rows[0], tiles.digests)
+            width = BITS[first.dtype] // 8
+            for place, (data, _) in tensor.inline.items():
+                regions.append(Region(*place, bytes(writer.put(ContentType.CHUNK, data, width))))
+            regions.sort(key=attrgetter("offsets"))
+        return TensorEntry(first.key, first.dtype, first.shape, regions=tuple(regions))
 
     def _add_tied(self, merged: Merged) -> None:
         stored = {entry.key: entry for entries in merged.tensors.values() for entry in entries}
@@ -199,26 +204,24 @@ class Merger:
             merged.tensors.setdefault(ComponentClass(tensor.first.component), []).append(entry)
 
 
-def _offsets(region: Region) -> tuple[int, ...]:
-    return region.offsets
+def _regions(rows: Rows, digests: Digests) -> list[Region]:
+    axes = rows.shape[1] // 2
+    columns = rows.T.tolist()
+    offsets, lengths = zip(*columns[:axes], strict=True), zip(*columns[axes:], strict=True)
+    return list(map(Region, offsets, lengths, split(digests.tobytes())))
 
 
-def _box(tensor: Contribution, place: Place) -> Box:
-    return cached_grid(tensor.dtype, tensor.shape).tile(place) if isinstance(place, int) else Box(*place)
-
-
-def _ends(box: Box) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _ends(box: Box) -> tuple[Ints, Ints]:
     return box.offsets, box.lengths
 
 
-def _join(tensor: Contribution, shards: dict[Place, tuple[bytes, int]], writer: ChunkWriter) -> TensorEntry:
+def _join(tensor: Contribution, shards: dict[tuple[Ints, Ints], tuple[bytes, int]], writer: ChunkWriter) -> TensorEntry:
     """A tensor whose bytes all came along: put together, then in line or in tiles."""
     width = max(BITS[tensor.dtype] // 8, 1)
     whole = np.empty((*tensor.shape, width), np.uint8)
-    for place, (data, _) in shards.items():
-        box = _box(tensor, place)
-        slices = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.lengths, strict=True))
-        whole[slices] = np.frombuffer(data, np.uint8).reshape(*box.lengths, width)
+    for (offsets, lengths), (data, _) in shards.items():
+        slices = tuple(slice(o, o + n) for o, n in zip(offsets, lengths, strict=True))
+        whole[slices] = np.frombuffer(data, np.uint8).reshape(*lengths, width)
     if whole.nbytes <= INLINE_BYTES_MAX:
         return TensorEntry(tensor.key, tensor.dtype, tensor.shape, inline=whole.tobytes())
     layout = cached_grid(tensor.dtype, tensor.shape)
@@ -239,12 +242,3 @@ def _union(one: ContributedValue, other: ContributedValue) -> ContributedValue |
     if a.kind not in ("dict", "list", "tuple"):  # sets of names, which have no order
         keys = tuple(sorted(keys, key=str))
     return msgspec.structs.replace(one, data=encode_value(Container(a.kind, keys), str(one.key)))
-
-
-def stored_digests(entries: Iterable[TensorEntry]) -> Iterable[Digest]:
-    """Digests of all chunks of fresh entries, which have no pages yet."""
-    for entry in entries:
-        for at in range(0, len(entry.tiles or b""), 32):
-            yield Digest((entry.tiles or b"")[at : at + 32])
-        for region in entry.regions:
-            yield Digest(region.digest)

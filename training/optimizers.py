@@ -15,13 +15,15 @@ from torch.optim import Optimizer
 
 from cairn.core.errors import RefusedError
 from cairn.manifests.schema import Key
-from cairn.manifests.values import Container
+from cairn.manifests.values import NAMES, Container
 from cairn.store.crypto.components import ComponentClass
 from cairn.training.leaves import Binding, Leaves, Path, StoredScope, TensorLeaf, ValueLeaf, memory_marks
+from cairn.training.plaindata import torch_dtype
 from cairn.training.subclasses import is_wrapper
 from cairn.training.trees import bind_tree, tree_leaves
 
 _STATE, _GROUPS, _MEMBERS, _UNLIKE = "state", "groups", "members", "unlike"
+_LISTED_MAX = 8
 # Torch keeps names there if it was given them; ours come from the module.
 _OWN_KEYS = ("params", "param_names")
 _CLASS = ComponentClass.OPTIMIZER
@@ -81,11 +83,11 @@ class OptimizerState:
                 if number not in groups:
                     groups[number] = hyper
                     into.extend(tree_leaves(self._key((_GROUPS, number)), _CLASS, hyper))
-                names_of = Container("names", tuple(sorted(members)))
+                names_of = Container(NAMES, tuple(sorted(members)))
                 into.add(ValueLeaf(self._key((_MEMBERS, number)), _CLASS, names_of, union=True))
             unlike = _unlike_parameters(optimizer)
             if unlike:
-                into.add(ValueLeaf(self._key((_UNLIKE,)), _CLASS, Container("names", unlike), union=True))
+                into.add(ValueLeaf(self._key((_UNLIKE,)), _CLASS, Container(NAMES, unlike), union=True))
             if not optimizer.state:
                 into.notes.append(f"{self._key(())} holds no state yet")
 
@@ -115,6 +117,14 @@ class OptimizerState:
                         own_state = states.get(name, StoredScope())
                         self._bind_state(binding, optimizer, parameter, name, own_state, unlike)
         binding.extra.extend(str(self._key((_STATE, str(name)))) for name in group_of.keys() - present)
+        for group_name, one in members.items():
+            kinds = {n: set(states[n].children()) for n in one.values[()]().keys if n in states}
+            for kind in sorted(set().union(*kinds.values()), key=str):
+                if lacking := sorted(str(self._key((_STATE, n))) for n, has in kinds.items() if kind not in has):
+                    shown = ", ".join(lacking[:_LISTED_MAX]) + (", ..." if len(lacking) > _LISTED_MAX else "")
+                    binding.notes.append(
+                        f"the checkpoint has no {kind} of {shown}; others of group {group_name} have it"
+                    )
         return binding
 
     def _key(self, path: Path) -> Key:
@@ -200,7 +210,7 @@ def _templates(
     for path, entry in stored.tensors.items():
         if path[0] in held or len(path) != 1:
             continue
-        dtype = getattr(torch, entry.dtype)
+        dtype = torch_dtype(entry.dtype, f"tensor {entry.key}")
         if entry.shape == tuple(parameter.shape) and entry.shape and path[0] not in unlike:
             yield path[0], torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
         else:

@@ -11,10 +11,10 @@ import torch
 
 from cairn.core.errors import RefusedError
 from cairn.manifests.schema import Key
-from cairn.manifests.values import Container
+from cairn.manifests.values import NAMES, Container
 from cairn.store.crypto.components import ComponentClass
 from cairn.training.leaves import Binding, MetaTensor, Path, Read, StoredScope, TensorLeaf, ValueLeaf, tensor_leaf
-from cairn.training.plaindata import plain, unplain
+from cairn.training.plaindata import plain, torch_dtype, unplain
 from cairn.training.sharded import is_sharded
 from cairn.training.subclasses import SUBCLASS, flat_leaves, forget_lengths, is_wrapper, misfit, part_names
 
@@ -101,7 +101,7 @@ def bind_tree(
     for path, entry in stored.tensors.items():
         target = targets.pop(path, None)
         if target is None:
-            target = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+            target = torch.empty(entry.shape, dtype=torch_dtype(entry.dtype, f"tensor {entry.key}"))
         reads[path] = target
         binding.reads.append(Read(entry, tensor_leaf(Key(key.scope, key.path + path), component, target)))
     binding.missing.extend(str(Key(key.scope, key.path + path)) for path in targets)
@@ -145,6 +145,8 @@ def _assemble(stored: StoredScope, reads: Mapping[Path, Any], template: Any, pat
     value = _implied(stored, path) if read is None else unplain(read())
     if not isinstance(value, Container):
         return value
+    if value.kind == NAMES:
+        return list(value.keys)
     if value.kind.startswith(SUBCLASS):
         if is_wrapper(template):
             forget_lengths(template)
@@ -155,6 +157,8 @@ def _assemble(stored: StoredScope, reads: Mapping[Path, Any], template: Any, pat
     items = [_assemble(stored, reads, _child(template, name), (*path, name)) for name in value.keys]
     if value.kind == "dict":
         return dict(zip(value.keys, items, strict=True))
+    if value.kind not in ("list", "tuple"):
+        raise RefusedError(f"{list(path)} is a container of kind {value.kind[:40]!r}, which this version does not know")
     return tuple(items) if value.kind == "tuple" else items
 
 
@@ -184,7 +188,7 @@ def _absent(stored: StoredScope, path: Path = ()) -> Iterator[Path]:
             yield path
         return
     value = read()
-    if isinstance(value, Container):
+    if isinstance(value, Container) and value.kind != NAMES:
         for name in value.keys:
             yield from _absent(stored, (*path, name))
 

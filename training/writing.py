@@ -14,7 +14,7 @@ from blake3 import blake3
 from cairn.core.canonical import decode, encode
 from cairn.core.errors import CairnError, RankLost, SaveFailed, StateMismatch
 from cairn.core.ids import CheckpointId, ModelId, short
-from cairn.core.limits import ATTEMPT_SECONDS, RANK_SILENCE_SECONDS
+from cairn.core.limits import ATTEMPT_SECONDS, FRAGMENT_READS_AT_ONCE, RANK_SILENCE_SECONDS
 from cairn.core.pool import threads_within_budget
 from cairn.registry.entries import ObjectRef
 from cairn.registry.models import CommitMeta
@@ -27,7 +27,7 @@ from cairn.store.crypto.components import ComponentClass
 from cairn.training.capture import Capture
 from cairn.training.encode import WORKER_BYTES, Encoder, yield_to_training
 from cairn.training.fragment import ContributedValue, Fragment
-from cairn.training.gathering import Gathering, Goal, leave_fragment, make_fragment, take_fragment
+from cairn.training.gathering import Gathering, Goal, leave_fragment, make_fragment, take_fragments
 from cairn.training.handle import SaveHandle
 from cairn.training.leaves import TensorLeaf
 from cairn.training.merge import Merged
@@ -150,14 +150,17 @@ class Writer:
         self, task: Task, branch: Branch, own: Fragment, save: ChunkSave, session: Session, since: int
     ) -> Outcome:
         begun, gathering = self._clock.monotonic(), Gathering(self._registry, session, save)
-        for rank in range(self._ranks.count):
-            fragment = own if rank == self._ranks.rank else self._fragment_of(task, rank)
-            if fragment.step != task.step:
-                raise StateMismatch(
-                    f"rank {rank} saves step {fragment.step} while rank {self._ranks.rank} saves step {task.step}",
-                    hint="call save with the same step on every rank",
-                )
-            gathering.add(fragment, own=fragment is own)
+        gathering.add(own, own=True)
+        others = [rank for rank in range(self._ranks.count) if rank != self._ranks.rank]
+        for at in range(0, len(others), FRAGMENT_READS_AT_ONCE):
+            for fragment in self._fragments_of(task, others[at : at + FRAGMENT_READS_AT_ONCE]):
+                if fragment.step != task.step:
+                    raise StateMismatch(
+                        f"rank {fragment.rank} saves step {fragment.step} while rank {self._ranks.rank} saves step "
+                        f"{task.step}",
+                        hint="call save with the same step on every rank",
+                    )
+                gathering.add(fragment, own=False)
         merged = gathering.merge()
         notes = [*merged.notes, *_stale(branch, merged, task.step)]
         task.handle.stages.merge = self._clock.monotonic() - begun
@@ -185,11 +188,13 @@ class Writer:
         branch.expected, branch.relation = checkpoint, "continue"
         return Outcome(checkpoint, gathering.replan, tuple(notes))
 
-    def _fragment_of(self, task: Task, rank: int) -> Fragment:
+    def _fragments_of(self, task: Task, ranks: Sequence[int]) -> list[Fragment]:
         left = task.started + self._seconds - self._clock.monotonic()
-        told = self._ranks.wait(task.name, "fragment", [rank], max(left, 0.0))[rank]
-        ref = decode(told, _Announced, f"what rank {rank} announced").ref
-        return take_fragment(self._registry.opened, self._key, ref, rank)
+        told = self._ranks.wait(task.name, "fragment", ranks, max(left, 0.0))
+        refs = [decode(told[rank], _Announced, f"what rank {rank} announced").ref for rank in ranks]
+        return take_fragments(
+            self._registry.opened, [(self._key, ref, rank) for ref, rank in zip(refs, ranks, strict=True)]
+        )
 
     def _explained(self, task: Task, error: BaseException, session: Session | None, since: int) -> BaseException:
         """What to raise: if others were waited for, say whether the checkpoint exists all the same."""

@@ -23,6 +23,7 @@ from cairn.manifests.schema import FileEntry, Inline, Key, Literal, TensorEntry
 from cairn.manifests.tiling import Band, grid
 from cairn.registry.checkpoint import CheckpointManifest, split_digests
 from cairn.registry.registry import Registry
+from cairn.store.crypto.components import ComponentClass
 from cairn.store.fills import fill_of
 from cairn.workspace.casefold import check_names_fit
 from cairn.workspace.links import is_plain_path, link_stays_inside
@@ -83,6 +84,11 @@ def checkout(
         raise RefusedError(f"{destination} lies inside the store {inside}", hint="name a destination outside of it")
     _check_destination(destination)
     manifest = CheckpointManifest(registry, model, checkpoint)
+    if ComponentClass.FILES not in manifest.components:
+        raise RefusedError(
+            f"{manifest.what} holds no files: a training loop saved it",
+            hint="load it with cairn.Checkpointer, or with torch.distributed.checkpoint through cairn.CairnReader",
+        )
     files = list(manifest.files())
     for entry in files:
         _check_entry(entry, manifest.what)

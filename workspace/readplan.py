@@ -7,10 +7,11 @@ import numpy as np
 from cairn.core.errors import UsageError
 from cairn.loader.boxes import NUMPY_OF_WIDTH, BoxPlan, StoredTensor, Target
 from cairn.loader.plan import ReadPlan, plan_reads
-from cairn.manifests.dtypes import BITS
+from cairn.manifests.dtypes import BITS, nbytes
 from cairn.manifests.tiling import Box
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.registry import Registry
+from cairn.registry.within import stored_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,10 @@ def plan_share(registry: Registry, manifest: CheckpointManifest, share: Share) -
     """The read plan of a rank, and the plaintext bytes that it wants."""
     plan = BoxPlan()
     for entry in manifest.tensors():
-        box = share.box(entry.shape)
-        tiles = manifest.tiles(entry)
-        stored = StoredTensor.of(entry, tiles, () if tiles else manifest.regions(entry))
+        # Elements narrower than a byte have no share: their bytes are tiled as they are.
+        packed = BITS[entry.dtype] % 8 != 0
+        box = share.box((nbytes(entry.dtype, entry.shape),) if packed else entry.shape)
+        stored = StoredTensor.of(entry, *stored_within(manifest, entry, [box]))
         # One element stands for all: nothing is read into it.
         memory = np.broadcast_to(np.empty((), NUMPY_OF_WIDTH[max(BITS[entry.dtype] // 8, 1)]), box.lengths)
         plan.add(stored, [Target(box, memory)])

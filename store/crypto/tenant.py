@@ -4,6 +4,7 @@ One label an object type, so that no key serves two purposes. S lives as long as
 content id ever changes.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -42,6 +43,11 @@ class ContentKeys:
     def content_id(self, digest: Digest) -> ContentId:
         """Public name of a digest."""
         return ContentId(blake3(digest, key=self.id).digest())
+
+    def content_ids(self, digests: Iterable[bytes]) -> list[ContentId]:
+        """Public names of many."""
+        key = self.id
+        return [ContentId(blake3(digest, key=key).digest()) for digest in digests]
 
     def content_key(self, digest: Digest) -> bytes:
         """The one AES-256 key of this content."""

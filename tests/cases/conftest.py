@@ -4,15 +4,21 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.cases.shell import Shell
 from tests.support.fixtures import environments_closed
 
-__all__ = ["draw", "environments_closed", "shell"]
+if TYPE_CHECKING:
+    from tests.cases.gates import Hold
+    from tests.cases.training import Runs
+    from tests.support.threads import Fleet
+
+__all__ = ["draw", "environments_closed", "fleet", "hold", "runs", "shell"]
 
 _MEMORY_DISK = Path("/dev/shm")
 _ROOM_BYTES = 1 << 30
@@ -37,8 +43,40 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
 
 
 @pytest.fixture
+def runs(tmp_path: Path) -> "Runs":
+    """Training runs at a new store in memory."""
+    from tests.cases.training import Runs  # torch takes seconds to import, and most tests here need none
+
+    return Runs(tmp_path / "home")
+
+
+@pytest.fixture
+def hold() -> Iterator[Callable[..., "Hold"]]:
+    """Makes faults that hold a call; in the end all are let go, lest a failed test waits for its own save."""
+    from tests.cases.gates import Hold
+
+    made: list[Hold] = []
+
+    def make(**more: Any) -> Hold:
+        made.append(Hold(**more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.let_go.set()
+
+
+@pytest.fixture
 def draw(request: pytest.FixtureRequest) -> random.Random:
     """Randomness of one test, from the seed that the run prints."""
     seed = f"{request.config.option.hypothesis_seed} {request.node.name}"
     print(f"seed {seed!r}")
     return random.Random(seed)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> "Fleet":
+    """Jobs of several ranks, which are threads, at one store in memory."""
+    from tests.support.threads import Fleet  # torch takes seconds to import, and most tests here need none
+
+    return Fleet(tmp_path / "home")

@@ -208,7 +208,7 @@ def test_lost_answers_are_told_or_made_up_for(job: Job, rank: int) -> None:
     assert [one.error for one in outcomes] == [None] * RANKS
     outcomes = job.save(3, rank, FaultyBackend(job.site.backend, [LoseAnswer(op="create", name="*.pack")]))
     assert all(
-        isinstance(one.error, CairnError) and f"rank {rank}" in str(one.error) or n == rank
+        (isinstance(one.error, CairnError) and f"rank {rank}" in str(one.error)) or n == rank
         for n, one in enumerate(outcomes)
     )
     assert 3 not in job.committed()

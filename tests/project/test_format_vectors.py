@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from cairn.cli.app import run
-from tests.vectors.format import make
+from tests.vectors.format import make, make_training
+from tests.vectors.format.make_training import place, shown
 from tests.vectors.format.reader import Damaged, encode
 from tests.vectors.format.reader_log import merkle_root
 from tests.vectors.format.reader_tree import Checkpoint, Store
@@ -30,11 +31,13 @@ SELECTORS = list(FACTS["checkpoints"])
 SEALED = (0, 4, 5, 6, 8, 40, 72, -1)
 WRAP = (0, 4, 5, 6, 8, 24, 36, -33, -1)
 ROOT = (0, 4, 5, 6, 8, 40, 88, -1)
+HPKE = (0, 31, 32, -17, -1)
 PACK = (0, 4, 7, 8, 9, 10, 11, 12, 16, 48, 60, -1, -8, -12, -16, -17, -40)
 JSON_TEXT = (0, 3, 17, 40, 75, -3, -1)
 FIELDS = {
     "format": JSON_TEXT, "keys": WRAP, "log": SEALED, "sessions": SEALED,
     "pack": PACK, "index": SEALED, "root": ROOT, "body": SEALED, "reach": SEALED,
+    "envelope": HPKE,
 }  # fmt: skip
 
 
@@ -83,17 +86,20 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(data)
 
 
-def read_all(folder: Path, key: Path = KEY) -> dict[str, dict[str, list[object]]]:
-    """Everything in a store, by the second reader, in the form of `golden.json`."""
+def read_all(folder: Path, key: Path = KEY) -> dict[str, Any]:
+    """Everything in a store by name and ref, or id where no ref leads, by the second reader, as in `golden.json`."""
     store = Store(folder, key.read_bytes())
     head = {"length": len(store.log.leaves), "root": merkle_root(store.log.leaves).hex()}
     if head != FACTS["head"]:
         raise Damaged("another log than the one that was seen before")
     found = {}
     for name, model in store.models().items():
-        for ref, checkpoint in store.refs(model).items():
+        refs = {checkpoint: ref for ref, checkpoint in store.refs(model).items()}
+        for checkpoint in store.log.models[model]["checkpoints"]:
             opened = store.checkpoint(model, checkpoint)
-            found[f"{name}@{ref}"] = files_of(opened)
+            read = state_of(opened) if opened.values else files_of(opened)
+            found[f"{name}@{refs.get(checkpoint, checkpoint.hex())}"] = read
+            store.envelope(model, checkpoint)
             assert sorted(opened.used) == opened.reachable, "the reachability list names what the manifest names"
     return found
 
@@ -110,9 +116,24 @@ def files_of(opened: Checkpoint) -> dict[str, list[object]]:
     return found
 
 
+def state_of(opened: Checkpoint) -> dict[str, Any]:
+    """Form and SHA-256 of tensors, and values as text, by name."""
+    tensors, values = opened.state()
+    forms = {
+        (one["key"]["scope"], *one["key"]["path"]): [one["dtype"], one["shape"]] for one in opened.tensors.values()
+    }
+    return {
+        "tensors": {
+            place(scope, path): [*forms[scope, *path], hashlib.sha256(data).hexdigest()]
+            for (scope, path), data in tensors.items()
+        },
+        "values": {place(*key): shown(value) for key, value in values.items()},
+    }
+
+
 def test_the_second_reader_imports_nothing_of_cairn() -> None:
     files = sorted(VECTORS.glob("reader*.py"))
-    assert len(files) == 4
+    assert len(files) == 5
     for path in files:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -122,7 +143,9 @@ def test_the_second_reader_imports_nothing_of_cairn() -> None:
 
 def test_the_second_reader_reads_every_file_of_the_golden_store() -> None:
     found = read_all(GOLDEN)
+    runs = [found.pop(f"{make_training.MODEL}@{ref}") for ref in (next(iter(FACTS["runs"])), make_training.BRANCH)]
     assert found == {name: facts["files"] for name, facts in FACTS["checkpoints"].items()}
+    assert runs == [{"tensors": facts["tensors"], "values": facts["values"]} for facts in FACTS["runs"].values()]
 
 
 def test_the_second_reader_extracts_a_file_byte_for_byte(tmp_path: Path) -> None:
@@ -136,7 +159,7 @@ def test_the_second_reader_extracts_a_file_byte_for_byte(tmp_path: Path) -> None
 
 def test_the_second_reader_follows_the_log() -> None:
     store = Store(GOLDEN, KEY.read_bytes())
-    assert store.log.void == {5: "its actor is no owner"}
+    assert store.log.void == {5: "its actor is no owner", 15: "another run has taken over its branch"}
     model = store.models()["golden model"]
     assert set(store.refs(model)) == {"main", "v1"}
     facts = [store.message(model, checkpoint) for checkpoint in store.log.models[model]["checkpoints"]]
@@ -153,7 +176,7 @@ def test_the_golden_store_uses_what_the_document_describes() -> None:
     model = store.models()["golden model"]
     opened = store.checkpoint(model, store.refs(model)["main"])
     fields = {field for tensor in opened.tensors.values() for field in tensor}
-    assert fields == {"key", "dtype", "shape", "inline", "tiles", "tile_pages", "tied_to"}
+    assert fields == {"key", "dtype", "shape", "inline", "tiles", "tile_pages", "tiles_per_page", "tied_to"}
     assert {segment["type"] for file in opened.files for segment in file.get("segments", [])} == {
         "inline", "bytes", "tensor",
     }  # fmt: skip
@@ -189,6 +212,9 @@ def test_the_second_reader_opens_what_is_written_today(tmp_path: Path) -> None:
         name, _, ref = selector.rpartition("@")
         model = store.models()[name]
         assert files_of(store.checkpoint(model, store.refs(model)[ref])) == expected["files"]
+    model = store.models()[make_training.MODEL]
+    for checkpoint, expected in facts["runs"].items():
+        assert state_of(store.checkpoint(model, bytes.fromhex(checkpoint))).items() <= expected.items()
 
 
 @pytest.mark.parametrize(("name", "offset"), DEFECTS, ids=DEFECT_IDS)
@@ -230,7 +256,7 @@ def test_a_damaged_log_shows_checkpoints_or_says_that_they_are_not_found(
 def test_the_second_reader_notices_a_flipped_byte(store: Path, name: str, offset: int) -> None:
     flip(store / name, offset)
     if name.startswith("sessions/"):
-        assert len(read_all(store)) == 3, "readers need no sessions"
+        assert len(read_all(store)) == 5, "readers need no sessions"
         return
     with pytest.raises(Damaged):
         read_all(store)

@@ -170,6 +170,29 @@ def test_threads_share_one_environment(folder: Path) -> None:
     assert not failed
 
 
+OPEN_AND_WRITE = """
+import threading
+from pathlib import Path
+from cairn.store.cache import Cache
+from tests.store.test_cache import BOUND
+
+def work():
+    for _ in range(100):
+        Cache(Path({folder!r}), BOUND).put_files({{b"key": b"x"}})
+
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_opening_does_not_stop_threads_that_write(folder: Path) -> None:
+    """A process that locks up does so with Python's own lock held, so it is another's, with an alarm set."""
+    run(OPEN_AND_WRITE.format(folder=str(folder)), prepare=lambda: signal.setitimer(signal.ITIMER_REAL, 60))
+
+
 def in_child(work: Callable[[], bool]) -> bool:
     """Whether `work` says yes in a forked child, which ends without any cleaning up."""
     child = os.fork()

@@ -5,10 +5,15 @@ No process group takes part, so a job of eight ranks takes milliseconds. What a 
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from cairn.core.clock import SystemClock
 from cairn.core.errors import CairnError, RankLost, SaveFailed
@@ -167,3 +172,24 @@ def _first_cause(outcomes: Sequence[object]) -> CairnError:
     """The error of the rank that found the fault, not of those that heard of it."""
     errors = [one for one in outcomes if isinstance(one, CairnError)]
     return next((e for e in errors if not isinstance(e, SaveFailed | RankLost)), errors[0])
+
+
+@contextmanager
+def fake_rank(rank: int, ranks: int) -> Iterator[None]:
+    """This process as one rank of many, in a process group that sends nothing: for making DTensors."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    # It keeps the meshes of results, with the coordinate of the rank that this process was before.
+    _clear_sharding_prop_cache()
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def on_each(ranks: int, make: Callable[[int], T]) -> list[T]:
+    """What each of several fake ranks makes, one after the other."""
+    made = []
+    for rank in range(ranks):
+        with fake_rank(rank, ranks):
+            made.append(make(rank))
+    return made

@@ -28,12 +28,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
-from cairn.core.canonical import encode
-from cairn.registry.entries import Abort, Entry, RefDelete, seal_entry
+from cairn.registry.entries import Abort, RefDelete
 from cairn.registry.localfiles import KeyHome
 from cairn.registry.models import delete_ref, move_ref
-from cairn.registry.names import entry_name
-from cairn.registry.opened import KeySource, OpenStore, create_store
+from cairn.registry.opened import KeySource, create_store
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
 from cairn.store.backends.posix import PosixBackend
@@ -41,6 +39,7 @@ from cairn.store.codec import CodecPolicy
 from cairn.store.crypto.components import ComponentKey
 from cairn.store.crypto.signing import Identity
 from cairn.workspace.commit import CommitOptions, commit
+from tests.vectors.format.make_training import append_as, make_run, pattern
 
 PASSPHRASE = "correct horse battery staple"
 # First and later commits: (module and name, value). The second set makes everything come in several pieces.
@@ -165,12 +164,6 @@ def torch_file() -> bytes:
     return buffer.getvalue()
 
 
-def pattern(*shape: int, dtype: str = "<i2") -> np.ndarray:
-    """Values that differ from row to row and still compress well."""
-    rows = np.arange(np.prod(shape[:-1], dtype=int)).reshape(-1, 1)
-    return ((rows * 31 + np.arange(shape[-1]) // 64) % 127).astype(dtype).reshape(shape)
-
-
 def make_tree(folder: Path) -> None:
     """The first tree."""
     (folder / "weights").mkdir(parents=True)
@@ -243,29 +236,25 @@ def opened(
             registry.close()
 
 
-def add_void_entry(store: OpenStore, registry: Registry, entropy: SeededEntropy) -> None:
+def add_void_entry(registry: Registry, entropy: SeededEntropy) -> None:
     """A deletion, in order but for its actor, who may not write."""
     stranger = Identity(entropy.token(32))
     model, state = next(iter(registry.refresh().models.items()))
     tag, ref = next(iter(state.refs.items()))
-    payload = encode(RefDelete(model, tag, ref.checkpoint))
-    n, root = registry.state.length, registry._replay.root
-    write_id, now = entropy.token(16), store.clock.wall_ns()
-    entry = Entry(1, store.tenant, store.store, n, root, "ref.delete", stranger.actor, write_id, now, payload)
-    store.backend.create(entry_name(n), [seal_entry(entry, stranger, store.secrets.k_log, entropy)])
+    append_as(registry, stranger, RefDelete(model, tag, ref.checkpoint), entropy)
 
 
 def make_golden(folder: Path) -> None:
     """The store `golden`, its key file, its owner's signing key, and what a reader must find."""
     entropy, clock = SeededEntropy("cairn golden store, format 1"), SteadyClock()
     with opened(folder / "golden", entropy, clock) as (registry, private), tempfile.TemporaryDirectory() as scratch:
-        store, tree, found = registry.opened, Path(scratch) / "tree", {}
+        tree, found = Path(scratch) / "tree", {}
         make_tree(tree)
         first = commit(registry, tree, "golden model", CommitOptions("main", 10, "first", codec=CodecPolicy.ZSTD))
         found["golden model@v1"] = {"checkpoint": first.checkpoint.hex(), "step": 10, "files": describe(tree)}
         move_ref(registry, first.model, "v1", "tag", None, first.checkpoint)
         move_ref(registry, first.model, "passing", "branch", None, first.checkpoint)
-        add_void_entry(store, registry, entropy)
+        add_void_entry(registry, entropy)
         change_tree(tree)
         clock.tick()
         with ExitStack() as stack:
@@ -280,11 +269,13 @@ def make_golden(folder: Path) -> None:
         clock.tick()
         other = commit(registry, tree, "another/модель", CommitOptions("dev"))
         found["another/модель@dev"] = {"checkpoint": other.checkpoint.hex(), "step": None, "files": describe(tree)}
+        clock.tick()
+        runs = make_run(registry, entropy, clock.tick)
         leave_session(registry)
         shutil.copyfile(next((private / "data/keys").iterdir()), folder / "golden.key")
         shutil.copyfile(private / "state/identity.key", folder / "golden.identity")
         head = {"length": registry.state.length, "root": registry._replay.root.hex()}
-    facts = {"head": head, "checkpoints": found}
+    facts = {"head": head, "checkpoints": found, "runs": runs}
     (folder / "golden.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 

@@ -1,7 +1,8 @@
 """A second reader of Cairn stores, written from `docs/format/v1.md` alone: nothing of Cairn is imported.
 
 Small rather than fast: whole objects in memory, one thread, no cache. Section numbers are the document's. This file
-knows encodings, keys and sealed objects; `reader_log.py` the log; `reader_content.py` packs; `reader_tree.py` files.
+knows encodings, keys and sealed objects; `reader_log.py` the log; `reader_content.py` packs; `reader_tree.py`
+manifests, tensors and files; `reader_values.py` plain values.
 """
 
 import hmac
@@ -21,7 +22,7 @@ from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 MIB = 1 << 20
 LOG_ENTRY, INDEX_PIECE, PACK_FOOTER, BODY, REACHABILITY, SESSION = 1, 2, 3, 4, 5, 6
 CHUNK, PAGE = 1, 2
-META, WEIGHTS, FILES = 0, 1, 4
+META, FILES = 0, 4
 Fields = dict[str, Any]
 
 

@@ -81,7 +81,7 @@ class Log:
     def _model_create(self, body: Fields, n: int) -> str | None:
         if any(m["name_tag"] == body["name_tag"] or i == body["model"] for i, m in self.models.items()):
             return "the model exists"
-        self.models[body["model"]] = {**body, "refs": {}, "checkpoints": {}}
+        self.models[body["model"]] = {**body, "refs": {}, "checkpoints": {}, "runs": {}}
         return None
 
     def _commit(self, body: Fields, n: int) -> str | None:
@@ -100,10 +100,19 @@ class Log:
             return "a pack of another session, or numbered already"
         if _ref(model, change["tag"]) not in {(None, change["expected"]), ("branch", change["expected"])}:
             return "its branch has another value"
+        if body.get("run_epoch") not in (None, model["runs"].get(change["tag"])):
+            return "another run has taken over its branch"
         self.pieces += [(piece, len(self.packs), len(packs)) for piece in body["pieces"]]
         self.packs += packs
         model["checkpoints"][body["checkpoint"]] = body
         model["refs"][change["tag"]] = ("branch", body["checkpoint"], change["sealed_name"])
+        return None
+
+    def _run_open(self, body: Fields, n: int) -> str | None:
+        model = self.models.get(body["model"])
+        if model is None or body["epoch"] != model["runs"].get(body["tag"], 0) + 1:
+            return "its model does not exist, or its run epoch is not the next one"
+        model["runs"][body["tag"]] = body["epoch"]
         return None
 
     def _ref_move(self, body: Fields, n: int) -> str | None:
@@ -132,6 +141,7 @@ _RULES = {
     "init": lambda log, body, n: "entry 0, and no other, is an init entry",
     "model.create": Log._model_create,
     "commit": Log._commit,
+    "run.open": Log._run_open,
     "ref.move": Log._ref_move,
     "ref.delete": Log._ref_delete,
     "abort": lambda log, body, n: None,

@@ -1,6 +1,7 @@
-"""Manifests, tensors and files: sections 13 to 16 of `docs/format/v1.md`. Imports nothing of Cairn."""
+"""Manifests, tensors, values and files: sections 13 to 16 of `docs/format/v1.md`. Imports nothing of Cairn."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from tests.vectors.format.reader import (
     MIB,
     PAGE,
     REACHABILITY,
-    WEIGHTS,
     Fields,
     Vault,
     decode,
@@ -24,9 +24,14 @@ from tests.vectors.format.reader import (
 )
 from tests.vectors.format.reader_content import Content
 from tests.vectors.format.reader_log import Log
+from tests.vectors.format.reader_values import Key, read_value
 
 # Of the element types only those that the golden stores use.
-BITS = {"int8": 8, "uint8": 8, "int16": 16, "bfloat16": 16, "float32": 32, "int64": 64, "float4_e2m1fn": 4}
+BITS = {
+    "float4_e2m1fn": 4, "bool": 8, "int8": 8, "uint8": 8, "float8_e4m3fn": 8, "int16": 16, "bfloat16": 16,
+    "float32": 32, "int64": 64, "float64": 64, "complex64": 64,
+}  # fmt: skip
+CONTENT = ("inline", "tiles", "tile_pages", "regions", "region_pages")
 
 
 class Store:
@@ -59,6 +64,14 @@ class Store:
         sealed = self.log.models[model]["checkpoints"][checkpoint]["meta"]
         return dict(decode(self.vault.open_hpke(model, META, self._private[model][META], "commit-meta", sealed)))
 
+    def envelope(self, model: bytes, checkpoint: bytes) -> Fields | None:
+        """Times and places of a save, if its commit names any."""
+        reference = self.log.models[model]["checkpoints"][checkpoint].get("envelope")
+        if reference is None:
+            return None
+        sealed = self.vault.read_named(reference, "envelope")
+        return dict(decode(self.vault.open_hpke(model, META, self._private[model][META], "envelope", sealed)))
+
     def checkpoint(self, model: bytes, checkpoint: bytes) -> "Checkpoint":
         """Open a checkpoint."""
         return Checkpoint(self, model, checkpoint)
@@ -85,22 +98,33 @@ class Checkpoint:
         require(self.body["model"] == model and self.body["rule"] == 1 and hashes == named, "body and commit differ")
         self._content, self._vault = store.content, vault
         self.used: set[bytes] = set()
-        roots = {root["component"]: store.root(model, root) for root in commit["roots"]}
-        weights = self._entries(roots[WEIGHTS], "tensors") if WEIGHTS in roots else ()
-        self.tensors = {encode(entry["key"]): entry for entry in weights}
-        self.files = list(self._entries(roots[FILES], "files"))
+        self.tensors: dict[bytes, Fields] = {}
+        self.values: dict[bytes, Fields] = {}
+        self.files: list[Fields] = []
+        self.components: dict[int, int] = {}
+        for reference in commit["roots"]:
+            self._component(reference["component"], store.root(model, reference))
         joined = vault.open(vault.k_index, REACHABILITY, vault.read_named(commit["reachability"], "reach"))
         self.reachable = split(joined)
         require(self.reachable == sorted(set(self.reachable)), "reachability list is not sorted")
 
-    def _entries(self, root: Fields, kind: str) -> Iterator[Fields]:
-        count = 0
+    def _component(self, component: int, root: Fields) -> None:
+        """Take up the entries of a component: of files, or of tensors and then of values."""
+        entries: dict[str, list[Fields]] = {"tensors": [], "values": [], "files": []}
         for digest in split(root["pages"]):
             page = self._page(digest)
-            require(page["type"] == kind, "page of another kind")
-            count += len(page["entries"])
-            yield from page["entries"]
-        require(count == root["entries"], "number of entries")
+            kind = page["type"]
+            require(kind == "files" if component == FILES else kind in ("tensors", "values"), "page of another kind")
+            require(kind != "tensors" or not entries["values"], "tensors after values")
+            entries[kind] += page["entries"]
+        for held, found in ((self.tensors, entries["tensors"]), (self.values, entries["values"])):
+            keys = [encode([entry["key"]["scope"], entry["key"]["path"]]) for entry in found]
+            require(all(a < b for a, b in pairwise(keys)), "entries are not in order")
+            held.update((encode(entry["key"]), entry) for entry in found)
+        self.files += entries["files"]
+        self.components[component] = sum(map(len, entries.values()))
+        require(self.components[component] == root["entries"], "number of entries")
+        require(len(entries["values"]) == root.get("values", 0), "number of values")
 
     def _page(self, digest: bytes) -> Fields:
         self._use(PAGE, digest)
@@ -122,12 +146,45 @@ class Checkpoint:
         """Row-major bytes of a tensor (section 15)."""
         shape, bits = entry["shape"], BITS[entry["dtype"]]
         total = prod(shape) * bits // 8
+        require(sum(field in entry for field in CONTENT) == 1, "one field says where the bytes are")
         if "inline" in entry:
             require(len(entry["inline"]) == total, "length of inline bytes")
             return bytes(entry["inline"])
-        joined = entry.get("tiles") or b"".join(self._page(digest)["digests"] for digest in split(entry["tile_pages"]))
+        if "regions" in entry or "region_pages" in entry:
+            require(bits % 8 == 0, "regions of elements narrower than a byte")
+            return from_regions(shape, bits // 8, self._regions(entry), self.chunk)
+        joined = entry.get("tiles") or self._tiles(entry)
         shape, item = ([total], 1) if bits % 8 else (shape, bits // 8)
         return assemble(shape, item, split(joined), self.chunk)
+
+    def _tiles(self, entry: Fields) -> bytes:
+        pages = [self._page(digest)["digests"] for digest in split(entry["tile_pages"])]
+        step = 32 * entry.get("tiles_per_page", 0)
+        require(not step or all(len(page) == step for page in pages[:-1]), "tiles of a page")
+        require(not step or len(pages[-1]) <= step, "tiles of the last page")
+        return b"".join(pages)
+
+    def _regions(self, entry: Fields) -> list[Any]:
+        pages = [self._page(digest)["regions"] for digest in split(entry.get("region_pages", b""))]
+        bounds = entry.get("region_bounds", [])
+        require(len(bounds) in (0, len(pages)), "bounds of each page of regions")
+        for (offsets, lengths), page in zip(bounds, pages, strict=False):
+            low = [min(starts) for starts in zip(*(region[0] for region in page), strict=True)]
+            ends = zip(*(map(sum, zip(*region[:2], strict=True)) for region in page), strict=True)
+            require(offsets == low and lengths == [max(e) - at for e, at in zip(ends, low, strict=True)], "bounds")
+        return [*entry.get("regions", []), *(region for page in pages for region in page)]
+
+    def value(self, entry: Fields) -> Any:
+        """A plain value (section 15)."""
+        require(("inline" in entry) != ("digests" in entry), "a value is in line or in blocks")
+        return read_value(entry["inline"] if "inline" in entry else self._blocks(entry["digests"], entry["length"]))
+
+    def state(self) -> tuple[dict[Key, bytes], dict[Key, Any]]:
+        """Tensors as their bytes, and values as plain data, by scope and path."""
+        tensors = {key_of(entry): self.tensor(entry) for entry in self.tensors.values()}
+        values = {key_of(entry): self.value(entry) for entry in self.values.values()}
+        require(tensors.keys().isdisjoint(values), "a tensor and a value have one key")
+        return tensors, values
 
     def file(self, path: bytes) -> bytes:
         """Content of a file (section 16)."""
@@ -143,9 +200,17 @@ class Checkpoint:
         if segment["type"] == "tensor":
             return self.tensor(self.tensors[encode(segment["key"])])
         require(segment["type"] == "bytes", "unknown segment")
-        digests, length = split(segment["digests"]), segment["length"]
+        return self._blocks(segment["digests"], segment["length"])
+
+    def _blocks(self, joined: bytes, length: int) -> bytes:
+        digests = split(joined)
         require(len(digests) == -(-length // MIB), "number of blocks")
         return b"".join(self.chunk(digest, min(MIB, length - i * MIB)) for i, digest in enumerate(digests))
+
+
+def key_of(entry: Fields) -> Key:
+    """Scope and path of an entry."""
+    return entry["key"]["scope"], tuple(entry["key"]["path"])
 
 
 def split(joined: bytes) -> list[bytes]:
@@ -203,6 +268,23 @@ def assemble(shape: list[int], item: int, digests: list[bytes], fetch: Any) -> b
         tile = fetch(digest, prod(end - start for start, end in box) * item)
         for at, start, length in _runs(shape, box):
             whole[start * item : (start + length) * item] = tile[at * item : (at + length) * item]
+    return bytes(whole)
+
+
+def from_regions(shape: list[int], item: int, regions: list[Any], fetch: Any) -> bytes:
+    """Row-major bytes of a tensor from boxes, which hold each element once."""
+    whole, seen = bytearray(prod(shape) * item), bytearray(prod(shape))
+    for offsets, lengths, digest in regions:
+        require(len(offsets) == len(lengths) == len(shape), "axes of a region")
+        require(min(offsets + lengths, default=0) >= 0 and prod(lengths) * item <= 8 * MIB, "size of a region")
+        box = [(start, start + length) for start, length in zip(offsets, lengths, strict=True)]
+        require(all(end <= axis for (_, end), axis in zip(box, shape, strict=True)), "a region outside its tensor")
+        data = fetch(digest, prod(lengths) * item)
+        for at, start, length in _runs(shape, box):
+            require(not any(seen[start : start + length]), "regions overlap")
+            seen[start : start + length] = b"\1" * length
+            whole[start * item : (start + length) * item] = data[at * item : (at + length) * item]
+    require(all(seen), "regions leave a gap")
     return bytes(whole)
 
 

@@ -1,0 +1,213 @@
+"""A training state of Llama 3.1 405B with Adam as ranks of any layout hold it, without any of its bytes.
+
+Weights are bfloat16, both moments float32, steps scalars. Tensor parallelism splits a matrix as Megatron does, pipeline
+stages take whole layers, and data-parallel ranks split the rows of what is left of every tensor.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+import torch
+from models import Shape
+
+from cairn.manifests.dtypes import BITS
+from cairn.manifests.pieces import cached_grid
+from cairn.manifests.schema import Key
+from cairn.store.crypto.components import ComponentClass
+from cairn.training.capture import CapturePlan, plan_capture
+from cairn.training.encode import Found, contribution_of, inline_slots
+from cairn.training.fragment import Contribution, Regions, Shard, Span
+from cairn.training.leaves import TensorLeaf
+from cairn.training.ownership import name_hash
+from cairn.training.placements import Placements, Split, local_parts, replica_of
+from cairn.training.sharded import Holding
+
+LAYERS, HIDDEN, WIDE, VOCABULARY = 126, 16384, 53248, 128256
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Tensor, pipeline and data parallelism; ranks count in this order, the first fastest."""
+
+    tp: int
+    pp: int
+    dp: int
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.tp * self.pp * self.dp
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """Coordinates (tp, pp, dp) of a rank."""
+        return rank % self.tp, rank // self.tp % self.pp, rank // self.tp // self.pp
+
+    def __str__(self) -> str:
+        parts = [f"{name}{n}" for name, n in (("TP", self.tp), ("PP", self.pp), ("DP", self.dp)) if n > 1]
+        return f"{'×'.join(parts) if self.tp > 1 else f'FSDP-{self.dp}'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One tensor of the state: its name, type, shape, the axis that tensor parallelism splits, and its layer."""
+
+    key: Key
+    component: ComponentClass
+    dtype: str
+    shape: Shape
+    split: int | None
+    layer: int
+
+    def stage(self, stages: int) -> int:
+        """The pipeline stage that holds it."""
+        return self.layer * stages // LAYERS
+
+
+@cache
+def declared(layers: int = LAYERS) -> tuple[Declared, ...]:
+    """All tensors; with fewer layers those of the first and the last."""
+    found = []
+    for name, shape, split, layer in _weights(layers):
+        found.append(Declared(Key("model", (name,)), ComponentClass.WEIGHTS, "bfloat16", shape, split, layer))
+        for kind, of in (("exp_avg", shape), ("exp_avg_sq", shape), ("step", ())):
+            key = Key("optimizer", ("state", name, kind))
+            found.append(Declared(key, ComponentClass.OPTIMIZER, "float32", of, split if of else None, layer))
+    return tuple(found)
+
+
+def _weights(layers: int) -> Iterator[tuple[str, Shape, int | None, int]]:
+    yield "embed_tokens.weight", (VOCABULARY, HIDDEN), 0, 0
+    for layer in range(layers):
+        of = f"layers.{layer}."
+        yield of + "attention.wq.weight", (HIDDEN, HIDDEN), 0, layer
+        yield of + "attention.wk.weight", (1024, HIDDEN), 0, layer
+        yield of + "attention.wv.weight", (1024, HIDDEN), 0, layer
+        yield of + "attention.wo.weight", (HIDDEN, HIDDEN), 1, layer
+        yield of + "feed_forward.w1.weight", (WIDE, HIDDEN), 0, layer
+        yield of + "feed_forward.w3.weight", (WIDE, HIDDEN), 0, layer
+        yield of + "feed_forward.w2.weight", (HIDDEN, WIDE), 1, layer
+        yield of + "attention_norm.weight", (HIDDEN,), None, layer
+        yield of + "ffn_norm.weight", (HIDDEN,), None, layer
+    yield "norm.weight", (HIDDEN,), None, layers - 1
+    yield "output.weight", (VOCABULARY, HIDDEN), 0, layers - 1
+
+
+def state_bytes(layers: int = LAYERS) -> int:
+    """Bytes of the whole state."""
+    return sum(prod(one.shape) * (2 if one.dtype == "bfloat16" else 4) for one in declared(layers))
+
+
+def leaves_of(layout: Layout, rank: int, layers: int = LAYERS) -> list[TensorLeaf]:
+    """What a rank holds. Local tensors have shapes and no memory of their own; of a stage's mesh each tells."""
+    tp, pp, dp = layout.place(rank)
+    return [_leaf(one, (layout.tp, layout.dp), (tp, dp)) for one in declared(layers) if one.stage(layout.pp) == pp]
+
+
+def _placements(split: int | None, axes: int) -> Placements:
+    if not axes:
+        return None, None
+    return None if split is None else Split(split), Split(0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What a rank contributes of a tensor of some form: pieces that are tiles, regions, or bytes that come along.
+
+    `tiles` are runs of numbers, `boxes` the packed regions; `lengths` are those of stored chunks, tiles first.
+    """
+
+    tiles: tuple[tuple[int, int], ...]
+    boxes: bytes
+    lengths: tuple[int, ...]
+    shards: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A rank's contribution, and the digests that it names with the lengths of their chunks."""
+
+    contribution: Contribution
+    digests: bytes
+    lengths: tuple[int, ...]
+
+
+class Shares:
+    """What ranks contribute, one after the other, with random digests.
+
+    What a rank holds of a tensor of some type, shape and split is planned once by the product's code, and taken again
+    for every other tensor of that form.
+    """
+
+    def __init__(self, layout: Layout, layers: int = LAYERS) -> None:
+        self._layout, self._mesh = layout, (layout.tp, layout.dp)
+        self._forms: dict[tuple[object, ...], _Form] = {}
+        self._of_stage = [
+            [(one, name_hash(one.key)) for one in declared(layers) if one.stage(layout.pp) == stage]
+            for stage in range(layout.pp)
+        ]
+
+    def of(self, rank: int) -> list[Share]:
+        """One rank's."""
+        tp, pp, dp = self._layout.place(rank)
+        return [self._share(one, first, (tp, dp)) for one, first in self._of_stage[pp]]
+
+    def _share(self, one: Declared, first: int, at: tuple[int, int]) -> Share:
+        # Who stores what of a replicated tensor follows from its name and the rank's number among those that hold it.
+        placements = _placements(one.split, len(one.shape))
+        index, count = replica_of(self._mesh, at, placements)
+        cut = tuple(place for place, split in zip(at, placements, strict=True) if split is not None)
+        name = one.dtype, one.shape, one.split, cut, (first - index) % count
+        form = self._forms.get(name)
+        if form is None:
+            form = self._forms[name] = _form(_leaf(one, self._mesh, at))
+        digests = os.urandom(32 * len(form.lengths))
+        spans, taken = [], 0
+        for number, length in form.tiles:
+            spans.append(Span(number, digests[taken : taken + 32 * length]))
+            taken += 32 * length
+        contribution = Contribution(
+            one.key, int(one.component), one.dtype, one.shape, tuple(spans),
+            Regions(form.boxes, digests[taken:]) if form.boxes else None,
+            tuple(Shard(offsets, lengths, os.urandom(size)) for offsets, lengths, size in form.shards),
+        )  # fmt: skip
+        return Share(contribution, digests, form.lengths)
+
+
+def _leaf(one: Declared, mesh: tuple[int, int], at: tuple[int, int]) -> TensorLeaf:
+    placements = _placements(one.split, len(one.shape))
+    parts = local_parts(one.shape, mesh, at, placements)
+    # A shape and no memory of its own.
+    local = torch.empty((), dtype=getattr(torch, one.dtype)).expand(parts[0].local.lengths if parts else (0,))
+    holding = Holding(one.shape, local, parts, replica_of(mesh, at, placements))
+    return TensorLeaf(one.key, one.component, one.dtype, one.shape, (holding,), prod(mesh))
+
+
+def _form(leaf: TensorLeaf) -> _Form:
+    plan = plan_capture([leaf], [None], check=False)
+    (found,) = found_of(plan, inline_slots(plan, [leaf]), 1)
+    said = contribution_of(leaf, found)
+    width, layout = BITS[leaf.dtype] // 8, cached_grid(leaf.dtype, leaf.shape)
+    tiles = tuple((span.first, len(span.digests) // 32) for span in said.spans)
+    lengths = [layout.tile_bytes(n) for first, count in tiles for n in range(first, first + count)]
+    lengths += [prod(lengths) * width for _, lengths, _ in sorted(found.regions)]
+    shards = tuple((shard.offsets, shard.lengths, len(shard.data)) for shard in said.shards)
+    return _Form(tiles, said.regions.boxes if said.regions else b"", tuple(lengths), shards)
+
+
+def found_of(plan: CapturePlan, small: set[int], leaves: int) -> list[Found]:
+    """What storing a plan's pieces would find: random digests, and random bytes of the leaves in `small`."""
+    found = [Found() for _ in range(leaves)]
+    for slot in plan.slots:
+        one = found[slot.leaf]
+        for cut in slot.cuts:
+            box = cut.piece.box
+            if slot.leaf in small:
+                one.shards.append(Shard(box.offsets, box.lengths, os.urandom(box.volume * slot.width)))
+            elif cut.piece.tile >= 0:
+                one.tiles[cut.piece.tile] = os.urandom(32)
+            else:
+                one.regions.append((box.offsets, box.lengths, os.urandom(32)))
+    return found

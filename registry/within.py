@@ -1,0 +1,133 @@
+"""What a reader needs of an entry's stored boxes: those that meet what it wants, from the pages that have them.
+
+A tensor of a large job has hundreds of pages of digests or regions, and one rank wants some percent of its elements.
+Where an entry does not say what stands in which page, all are read.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from cairn.core.errors import IntegrityError
+from cairn.core.ids import HASH_BYTES, Digest
+from cairn.core.limits import ENTRY_DIGEST_BYTES_MAX
+from cairn.manifests.dtypes import nbytes
+from cairn.manifests.pieces import cached_grid, tile_numbers
+from cairn.manifests.schema import DigestPage, Page, Region, TensorEntry
+from cairn.manifests.tiling import TILE_BYTES_MAX, Box
+
+if TYPE_CHECKING:
+    from cairn.registry.checkpoint import CheckpointManifest
+
+Pages = Mapping[Digest, Page]
+# What is stored of a tensor within some boxes: digests by tile, or regions.
+Within = tuple[Mapping[int, Digest], Sequence[Region]]
+
+
+def pages_within(manifest: "CheckpointManifest", entry: TensorEntry, boxes: Sequence[Box]) -> list[Digest]:
+    """Digests of the pages that tell what is stored within some boxes.
+
+    Raises:
+        IntegrityError: the entry's parts do not fit together.
+    """
+    if _told_tiles(manifest, entry):
+        pages = manifest.split(entry.tile_pages)
+        return [pages[number] for number in sorted({n // entry.tiles_per_page for n in _tiles(entry, boxes)})]
+    if _told_regions(manifest, entry):
+        pages = manifest.split(entry.region_pages)
+        return [page for page, around in zip(pages, _bounds(entry), strict=True) if any(map(around.intersect, boxes))]
+    return manifest.split(entry.tile_pages) + manifest.split(entry.region_pages)
+
+
+def stored_within(
+    manifest: "CheckpointManifest", entry: TensorEntry, boxes: Sequence[Box], pages: Pages | None = None
+) -> Within:
+    """What is stored of an entry within some boxes; nothing for one in line.
+
+    Args:
+        pages: those of `pages_within`, if they have been read.
+
+    Raises:
+        IntegrityError: the entry's parts do not fit together, or its regions leave some of the boxes uncovered.
+    """
+    if entry.inline is not None:
+        return {}, ()
+    if _told_tiles(manifest, entry):
+        return _tiles_within(manifest, entry, boxes, pages or {}), ()
+    if entry.regions or entry.region_pages is not None:
+        return {}, _regions_within(manifest, entry, boxes, pages or {})
+    return dict(enumerate(manifest.tiles(entry))), ()
+
+
+def _told_tiles(manifest: "CheckpointManifest", entry: TensorEntry) -> bool:
+    """Whether an entry says how many tiles are in a page; checked before a grid is laid out by its shape's claim."""
+    per_page = entry.tiles_per_page
+    if entry.tile_pages is None or not 0 < per_page <= ENTRY_DIGEST_BYTES_MAX // HASH_BYTES:
+        return False
+    most = len(manifest.split(entry.tile_pages)) * per_page
+    if nbytes(entry.dtype, entry.shape) <= most * TILE_BYTES_MAX:
+        count = cached_grid(entry.dtype, entry.shape).tile_count
+        if most - per_page < count <= most:
+            return True
+    raise IntegrityError(f"tensor {entry.key} of {manifest.what} has another number of tiles than its grid")
+
+
+def _tiles(entry: TensorEntry, boxes: Sequence[Box]) -> set[int]:
+    layout = cached_grid(entry.dtype, entry.shape)
+    return {number for box in boxes for number in tile_numbers(layout, box)}
+
+
+def _tiles_within(
+    manifest: "CheckpointManifest", entry: TensorEntry, boxes: Sequence[Box], pages: Pages
+) -> dict[int, Digest]:
+    all_pages, per_page = manifest.split(entry.tile_pages), entry.tiles_per_page
+    count = cached_grid(entry.dtype, entry.shape).tile_count
+    opened: dict[int, list[Digest]] = {}
+    found = {}
+    for number in _tiles(entry, boxes):
+        at = number // per_page
+        if at not in opened:
+            page = pages.get(all_pages[at]) or manifest.read_page(all_pages[at])
+            opened[at] = manifest.split(page.digests) if isinstance(page, DigestPage) else []
+            if len(opened[at]) != min(per_page, count - at * per_page):
+                raise IntegrityError(f"a digest page of {manifest.what} holds something else")
+        found[number] = opened[at][number % per_page]
+    return found
+
+
+def _told_regions(manifest: "CheckpointManifest", entry: TensorEntry) -> bool:
+    """Whether an entry says where the regions of each page lie."""
+    if entry.region_pages is None or not entry.region_bounds:
+        return False
+    count, axes = len(manifest.split(entry.region_pages)), len(entry.shape)
+    if len(entry.region_bounds) != count or any(not len(a) == len(b) == axes for a, b in entry.region_bounds):
+        raise IntegrityError(f"tensor {entry.key} of {manifest.what} has bounds of other pages than it has")
+    return True
+
+
+def _bounds(entry: TensorEntry) -> list[Box]:
+    try:
+        return [Box(offsets, lengths) for offsets, lengths in entry.region_bounds]
+    except ValueError as error:
+        raise IntegrityError(f"tensor {entry.key}: {error}") from None
+
+
+def _regions_within(
+    manifest: "CheckpointManifest", entry: TensorEntry, boxes: Sequence[Box], pages: Pages
+) -> Sequence[Region]:
+    from cairn.manifests.coverage import meeting, rows_of, uncovered_within
+
+    if not _told_regions(manifest, entry):
+        whole = manifest.regions(entry, pages)
+        return [whole[number] for number in meeting(rows_of(len(entry.shape), whole), boxes)]
+    nbytes(entry.dtype, entry.shape)
+    regions = manifest.page_regions(entry, pages_within(manifest, entry, boxes), pages)
+    try:
+        rows = rows_of(len(entry.shape), regions)
+        faults = [uncovered_within(box, rows) for box in boxes]
+    except ValueError as error:
+        faults = [str(error)]
+    if any(faults):
+        raise IntegrityError(
+            f"the regions of tensor {entry.key} of {manifest.what} are not its shape: {next(filter(None, faults))}"
+        )
+    return [regions[number] for number in meeting(rows, boxes)]

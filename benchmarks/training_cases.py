@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,7 @@ def durable(folder: Path, megabytes: int, contender: str) -> Measured:
         run.change(share)
         os.sync()
         before = written()
-        found[name] = timed(lambda step=step: save(step))  # type: ignore[misc]
+        found[name] = timed(partial(save, step))
         found[f"{name}_written"] = written() - before
     return found
 

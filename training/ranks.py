@@ -122,20 +122,24 @@ class Ranks:
         start = self._clock.monotonic()
         pause, next_look = _POLL_SECONDS_MIN, start
         while True:
+            now = self._clock.monotonic()
+            late = now - start > seconds
+            look = late or now >= next_look
             for rank in sorted(missing):
                 value = self._rendezvous.peek(f"{task}/{what}/{rank}")
-                if value is None:
+                if value is not None:
+                    found[rank] = value
+                    missing.discard(rank)
+                elif not look:
                     break  # the others can wait until it has told; what they left stays
-                found[rank] = value
-                missing.discard(rank)
             if not missing:
                 return found
-            now = self._clock.monotonic()
-            if now >= next_look:
+            if look:
                 self.check(task)
                 self._look_for_loss(task, missing, now, start)
-                next_look = now + _POLL_SECONDS_MAX
-            if now - start > seconds:
+                # Looking at thousands of ranks takes a second, which the job's store needs for others too.
+                next_look = now + max(_POLL_SECONDS_MAX, 4 * (self._clock.monotonic() - now))
+            if late:
                 raise self._late(task, what, missing, seconds)
             self._clock.sleep(pause)
             pause = min(pause * 1.5, _POLL_SECONDS_MAX)

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn.core.errors import CairnError
+from cairn.registry import stores
 from cairn.registry.opened import OpenStore
 from cairn.registry.registry import Registry
 from cairn.store.backends.faults import Corrupt, Fail, FaultyBackend
@@ -24,7 +25,6 @@ from cairn.store.crypto import chunks as sealing_of_chunks
 from cairn.store.crypto import components, objects, provider
 from cairn.store.crypto.chunks import parse_header
 from cairn.store.pack import read_footer
-from cairn.workspace import stores
 from tests.cases.shell import PASSPHRASE_MARK, Shell, stored
 from tests.formats.support import torch_file
 from tests.support.tensors import safetensors, weights

@@ -193,8 +193,8 @@ def test_a_rank_whose_storage_refuses_fails_the_save_on_all(job: Job, rank: int)
 
 @pytest.mark.parametrize("rank", range(RANKS))
 def test_a_rank_whose_storage_hangs_is_named_on_all(job: Job, rank: int) -> None:
-    hang = Delay(op="create", name="*.pack", seconds=4.0)
-    outcomes = job.save(2, rank, FaultyBackend(job.site.backend, [hang]), attempt_seconds=1.0)
+    hang = Delay(op="create", name="*.pack", seconds=6.0)
+    outcomes = job.save(2, rank, FaultyBackend(job.site.backend, [hang]), attempt_seconds=2.5)
     for other, one in enumerate(outcomes):
         assert isinstance(one.error, CairnError), other
         if other != rank:

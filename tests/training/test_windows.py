@@ -157,7 +157,7 @@ def test_several_boxes_of_one_local_tensor(runs: Runs) -> None:
         (entry,) = manifest.tensors()
         ring = Windows(slab_bytes=32 * KIB, slabs=2)
         for box, rows in zip(boxes, (slice(0, 40), slice(40, 90)), strict=True):
-            ring.add(stored_tensor(manifest, entry), torch.float32, box, local[rows])
+            ring.add(stored_tensor(manifest, entry, [box]), torch.float32, box, local[rows])
         ring.plan(manifest.chunks.index, registry.opened.keys.chunk)
         assert len(ring.reads) > 4 and ring.bytes_wanted == 4 * 90 * 500
         ring.fill(registry.chunks(), 2, True)

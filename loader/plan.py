@@ -18,14 +18,14 @@ from cairn.store.fills import fill_of
 from cairn.store.index import Location
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class Wanted(msgspec.Struct, frozen=True, gc=False):
     """One chunk: its digest and its plaintext length in bytes."""
 
     digest: Digest
     length: int
 
 
-class Group(msgspec.Struct, frozen=True):
+class Group(msgspec.Struct, frozen=True, gc=False):
     """Chunks to be delivered together; `key` is the caller's."""
 
     key: int
@@ -37,7 +37,7 @@ class Group(msgspec.Struct, frozen=True):
         return sum(chunk.length for chunk in self.chunks)
 
 
-class Range(msgspec.Struct, frozen=True):
+class Range(msgspec.Struct, frozen=True, gc=False):
     """Bytes of one pack to fetch."""
 
     pack: int
@@ -45,7 +45,7 @@ class Range(msgspec.Struct, frozen=True):
     length: int
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True, gc=False):
     """Where a chunk of a group comes from: a range of the batch and the chunk's place in it; None for a fill."""
 
     wanted: Wanted
@@ -54,7 +54,7 @@ class Part(msgspec.Struct, frozen=True):
     at: int = 0
 
 
-class Delivery(msgspec.Struct, frozen=True):
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """One group, part by part."""
 
     group: Group

@@ -18,7 +18,7 @@ from cairn.manifests.tiling import TILE_BYTES_MAX, Box, Grid, grid
 cached_grid = lru_cache(maxsize=4096)(grid)
 
 
-class Piece(msgspec.Struct, frozen=True):
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """One box to be stored, and the number of the tile that it is, or -1."""
 
     box: Box

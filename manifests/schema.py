@@ -10,7 +10,7 @@ Path = list[str | int]
 Bounds = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-class Key(msgspec.Struct, frozen=True, order=True):
+class Key(msgspec.Struct, frozen=True, order=True, gc=False):
     """Identity of a tensor: the folder (or file) that scopes it, and its key there, segment by segment."""
 
     scope: str

@@ -34,7 +34,7 @@ ROW_BYTES_MIN = 2 << 10
 _SPLITS = (8, 4, 2)
 
 
-class Box(msgspec.Struct, frozen=True):
+class Box(msgspec.Struct, frozen=True, gc=False):
     """An axis-aligned area of a tensor, in elements."""
 
     offsets: tuple[int, ...]

@@ -168,14 +168,16 @@ class CheckpointManifest:
         """Read pages, many at once."""
         wanted, found = list(dict.fromkeys(digests)), dict[Digest, Page]()
 
-        def work(jobs: Iterable[Digest]) -> None:
-            for digest in jobs:
-                found[digest] = self.read_page(digest)
+        def work(jobs: Iterable[Sequence[Digest]]) -> None:
+            for some in jobs:
+                found.update((digest, self.read_page(digest)) for digest in some)
 
         if len(wanted) < PAGE_READS_AT_ONCE:
-            work(wanted)
+            work([wanted])
         else:
-            Pool[Digest](PAGE_READS_AT_ONCE, work).run(wanted)
+            step = max(len(wanted) // (4 * PAGE_READS_AT_ONCE), 1)
+            jobs = (wanted[at : at + step] for at in range(0, len(wanted), step))
+            Pool[Sequence[Digest]](PAGE_READS_AT_ONCE, work).run(jobs)
         return found
 
     def regions(self, entry: TensorEntry, pages: Mapping[Digest, Page] | None = None) -> tuple[Region, ...]:
@@ -187,16 +189,21 @@ class CheckpointManifest:
         Raises:
             IntegrityError: they do not cover its shape exactly once, or lie in other pages than the entry says.
         """
-        regions = entry.regions
-        if entry.region_pages is not None:
-            regions = tuple(self.page_regions(entry, self.split(entry.region_pages), pages or {}))
+        of_pages = [self.page_regions([digest], pages or {}) for digest in self.split(entry.region_pages)]
+        regions = entry.regions or tuple(region for some in of_pages for region in some)
         if not regions:
             return ()
         from cairn.manifests.coverage import uncovered  # numpy, which few commands need
 
         nbytes(entry.dtype, entry.shape)
+        rank = len(entry.shape)
+        if any(not len(r.offsets) == len(r.lengths) == rank or len(r.digest) != HASH_BYTES for r in regions):
+            raise IntegrityError(f"a region of tensor {entry.key} of {self.what} has another rank than its shape")
+        if entry.region_bounds and entry.region_bounds != tuple(map(bounds_of, of_pages)):
+            raise IntegrityError(
+                f"the region pages of tensor {entry.key} of {self.what} have other bounds than it says"
+            )
         try:
-            self._check_regions(entry, regions)
             fault = uncovered(entry.shape, [Box(region.offsets, region.lengths) for region in regions])
         except ValueError as error:
             fault = str(error)
@@ -204,30 +211,19 @@ class CheckpointManifest:
             raise IntegrityError(f"the regions of tensor {entry.key} of {self.what} are not its shape: {fault}")
         return regions
 
-    def page_regions(self, entry: TensorEntry, digests: Sequence[Digest], pages: Mapping[Digest, Page]) -> list[Region]:
-        """Regions of some pages of an entry, each of the form that its shape wants.
+    def page_regions(self, digests: Iterable[Digest], pages: Mapping[Digest, Page]) -> list[Region]:
+        """Regions of some region pages, joined; their form is unchecked.
 
         Raises:
-            IntegrityError: a page holds something else, or regions outside the bounds that the entry gives for it.
+            IntegrityError: a page holds something else.
         """
-        bounds = dict(zip(self.split(entry.region_pages), entry.region_bounds, strict=False))
         found: list[Region] = []
         for digest in digests:
             page = pages.get(digest) or self.read_page(digest)
             if not isinstance(page, RegionPage) or not page.regions:
                 raise IntegrityError(f"a region page of {self.what} holds something else")
-            self._check_regions(entry, page.regions)
-            if digest in bounds and bounds_of(page.regions) != bounds[digest]:
-                raise IntegrityError(
-                    f"a region page of tensor {entry.key} of {self.what} has other bounds than it says"
-                )
             found += page.regions
         return found
-
-    def _check_regions(self, entry: TensorEntry, regions: Sequence[Region]) -> None:
-        rank = len(entry.shape)
-        if any(not len(r.offsets) == len(r.lengths) == rank or len(r.digest) != HASH_BYTES for r in regions):
-            raise IntegrityError(f"a region of tensor {entry.key} of {self.what} has another rank than its shape")
 
     def boxes(self, entry: TensorEntry) -> dict[Box, bytes]:
         """Digest (or, in line, bytes) of every stored box of an entry."""

@@ -33,8 +33,10 @@ def pages_within(manifest: "CheckpointManifest", entry: TensorEntry, boxes: Sequ
         pages = manifest.split(entry.tile_pages)
         return [pages[number] for number in sorted({n // entry.tiles_per_page for n in _tiles(entry, boxes)})]
     if _told_regions(manifest, entry):
+        from cairn.manifests.coverage import meeting, rows_of
+
         pages = manifest.split(entry.region_pages)
-        return [page for page, around in zip(pages, _bounds(entry), strict=True) if any(map(around.intersect, boxes))]
+        return [pages[number] for number in meeting(rows_of(len(entry.shape), _bounds(entry)), boxes)]
     return manifest.split(entry.tile_pages) + manifest.split(entry.region_pages)
 
 
@@ -120,14 +122,17 @@ def _regions_within(
         whole = manifest.regions(entry, pages)
         return [whole[number] for number in meeting(rows_of(len(entry.shape), whole), boxes)]
     nbytes(entry.dtype, entry.shape)
-    regions = manifest.page_regions(entry, pages_within(manifest, entry, boxes), pages)
+    digests = [digest for digest in manifest.split(entry.region_pages) if digest in pages]
+    regions = manifest.page_regions(digests or pages_within(manifest, entry, boxes), pages)
+    met: list[Region] = []
     try:
         rows = rows_of(len(entry.shape), regions)
-        faults = [uncovered_within(box, rows) for box in boxes]
+        fault = next(filter(None, (uncovered_within(box, rows) for box in boxes)), "")
+        met = [regions[number] for number in meeting(rows, boxes)]
     except ValueError as error:
-        faults = [str(error)]
-    if any(faults):
-        raise IntegrityError(
-            f"the regions of tensor {entry.key} of {manifest.what} are not its shape: {next(filter(None, faults))}"
-        )
-    return [regions[number] for number in meeting(rows, boxes)]
+        fault = str(error)
+    if not fault and any(len(region.digest) != HASH_BYTES for region in met):
+        fault = "one has no digest"
+    if fault:
+        raise IntegrityError(f"the regions of tensor {entry.key} of {manifest.what} are not its shape: {fault}")
+    return met

@@ -22,11 +22,11 @@ from cairn.core.buffers import Buffer
 from cairn.core.errors import StorageError
 from cairn.core.ids import ContentId
 from cairn.store.environments import open_environment, remove_environment
-from cairn.store.index import Location, find_in_piece
+from cairn.store.index import Location, blocks_of, find_in_piece
 
 _LOCATION = struct.Struct("<IQI")
 _NO_PIECES: Mapping[int, bytes] = {}
-_BOUND, _POSITION, _FOLD, _BAD = b"bound", b"position", b"fold", b"bad"
+_BOUND, _POSITION, _FOLD, _BAD, _PIECES = b"bound", b"position", b"fold", b"bad", b"pieces"
 
 
 class CachedFold(msgspec.Struct, frozen=True):
@@ -116,7 +116,10 @@ class Cache:
                 old = transaction.get(key, b"", db=self._ids)
                 transaction.put(key, bytes(old) + records, db=self._ids)
             for first, plain in pieces.items():
-                transaction.put(first.to_bytes(8, "big"), plain, db=self._pieces)
+                start = first.to_bytes(8, "big")
+                for last_id, block in blocks_of(plain):
+                    transaction.put(start + last_id, block, db=self._pieces)
+                transaction.put(_PIECES, transaction.get(_PIECES, b"", db=self._meta) + start, db=self._meta)
             transaction.put(_POSITION, to.to_bytes(8, "big"), db=self._meta)
             transaction.put(_FOLD, fold, db=self._meta)
         return True
@@ -136,8 +139,7 @@ class Cache:
             for first, plain in self._held_pieces.items():
                 records = _found(first, plain, identifier) + records
             if transaction is not None:
-                for key, piece in transaction.cursor(db=self._pieces):
-                    records = _found(int.from_bytes(key, "big"), piece, identifier) + records
+                records = self._in_pieces(transaction, identifier) + records
                 records = bytes(transaction.get(identifier, b"", db=self._ids)) + records
                 marks = bytes(transaction.get(_BAD + identifier, b"", db=self._meta))
         if len(records) > _LOCATION.size or marks:
@@ -146,6 +148,18 @@ class Cache:
             records = b"".join(one for one in known if one not in bad)
             records += b"".join(one for one in known if marked and one in bad)
         return [Location(*fields) for fields in _LOCATION.iter_unpack(records)]
+
+    def _in_pieces(self, transaction: lmdb.Transaction, identifier: ContentId) -> bytes:
+        """Records of an id in all long pieces. A block stands under its last id, so the one that is sought is next."""
+        records, firsts = b"", bytes(transaction.get(_PIECES, b"", db=self._meta))
+        for at in range(0, len(firsts), 8):
+            start = firsts[at : at + 8]
+            cursor = transaction.cursor(db=self._pieces)
+            there = cursor.set_range(start + identifier)
+            while there and bytes(cursor.key())[:8] == start:
+                records += _found(int.from_bytes(start, "big"), cursor.value(), identifier)
+                there = bytes(cursor.key())[8:] == identifier and cursor.next()
+        return records
 
     def mark(self, identifier: ContentId, location: Location, bad: bool) -> None:
         """Note that a place's bytes failed (new content is then stored anew), or that they are good again."""
@@ -237,8 +251,7 @@ class Cache:
                 yield None
                 return
             try:
-                # Buffers, since a piece of 100 MB is searched where it lies.
-                with environment.begin(buffers=True) as transaction:
+                with environment.begin() as transaction:
                     yield transaction
             except lmdb.Error as error:
                 raise StorageError(

@@ -26,6 +26,8 @@ from cairn.core.limits import CHUNK_BYTES_MAX, PACK_BYTES_MAX
 from cairn.store.crypto.chunks import OVERHEAD_BYTES
 
 VERSION = 1
+# Entries of a block in the cache, which then fills one page of LMDB's (4096 bytes, of which 16 are its own).
+_BLOCK_ENTRIES = 84
 # Bytes of an entry over all four columns.
 ENTRY_BYTES = 48
 _HEAD = struct.Struct("<IIQ")
@@ -147,6 +149,19 @@ def pack_table(plain: bytes, what: str = "an index piece") -> bytes:
         IntegrityError: the piece is not as long as it says.
     """
     return plain[_HEAD.size : _ids_at(plain, what)[0]]
+
+
+def blocks_of(plain: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """A piece cut in short ones without packs, in order, each with its last id; it has passed `check_piece`."""
+    at, count = _ids_at(plain, "an index piece")
+    columns = []
+    for width in (32, 4, 8, 4):
+        columns.append((plain[at : at + width * count], width))
+        at += width * count
+    for first in range(0, count, _BLOCK_ENTRIES):
+        end = min(first + _BLOCK_ENTRIES, count)
+        parts = [column[first * width : end * width] for column, width in columns]
+        yield parts[0][-32:], b"".join((_HEAD.pack(VERSION, 0, end - first), *parts))
 
 
 def find_in_piece(plain: Buffer, identifier: bytes) -> Iterator[tuple[int, int, int]]:

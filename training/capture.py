@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -28,8 +29,7 @@ COPY_BYTES = 64 << 20
 _UNCOPIED = {getattr(torch, f"{sign}int{bits}", None) for sign in ("", "u") for bits in range(1, 8)}
 
 
-@dataclass(slots=True, eq=False)
-class Cut:
+class Cut(msgspec.Struct, eq=False, gc=False):
     """One piece inside a slot: where it lies there, and whether it is stored or only compared."""
 
     piece: Piece
@@ -192,10 +192,23 @@ class Capture:
         """Views of the arena for some slots; a slot keeps its view while the arena's memory stays."""
         memory = self._arena.reserve(self.plan.nbytes)
         start, targets = memory.data_ptr(), []
+        typed: dict[torch.dtype, torch.Tensor] = {}
         for number in chosen:
             slot = self.plan.slots[number]
             if slot.target is None or slot.target.data_ptr() != start + slot.offset:
-                flat = memory[slot.offset : slot.offset + slot.nbytes]
-                slot.target = flat.view(slot.source.dtype).view(slot.shape)
+                dtype = slot.source.dtype
+                if dtype not in typed:
+                    typed[dtype] = memory.view(dtype)
+                # One call of torch a slot; with a hundred thousand of them this counts.
+                slot.target = typed[dtype].as_strided(slot.shape, _strides(slot.shape), slot.offset // dtype.itemsize)
             targets.append(slot.target)
         return targets
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of a contiguous tensor."""
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))

@@ -22,6 +22,8 @@ Path = tuple[str | int, ...]
 DTYPE_NAMES: dict[torch.dtype, str] = {
     dtype: name for name in BITS if isinstance(dtype := getattr(torch, name, None), torch.dtype)
 }
+# Tensors that hold all of themselves.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _QUANTIZED = {"quint8", "qint8", "qint32", "quint4x2", "quint2x4"}
 
 
@@ -99,13 +101,13 @@ def tensor_leaf(key: Key, component: ComponentClass, tensor: object, trainable: 
     Raises:
         RefusedError: it has no bytes (meta), no plain dense form, or a dtype that the format does not know.
     """
-    what = f"tensor {key}"
-    holdings = holdings_of(tensor, what)
+    plain = type(tensor) in _PLAIN
+    holdings = None if plain else holdings_of(tensor, f"tensor {key}")
     told_ranks: int | None = 1
     if holdings is None:
         assert isinstance(tensor, torch.Tensor)
         if tensor.is_nested:
-            _check_bytes(what, tensor)  # before its shape, which it has not
+            _check_bytes(f"tensor {key}", tensor)  # before its shape, which it has not
         shape = tuple(tensor.shape)
         holdings = (whole(tensor),)
     else:
@@ -115,12 +117,12 @@ def tensor_leaf(key: Key, component: ComponentClass, tensor: object, trainable: 
         elif holdings[0].replica[1] == 0:
             told_ranks = None
     local = holdings[0].local
-    if tensor.__class__ is not torch.Tensor or not local.is_cpu or local.layout is not torch.strided:
-        _check_bytes(what, local)
+    if not plain or not local.is_cpu or local.layout is not torch.strided:
+        _check_bytes(f"tensor {key}", local)
     name = DTYPE_NAMES.get(local.dtype)
     if name is None or name in _QUANTIZED:
         raise RefusedError(
-            f"{what} has dtype {local.dtype}, which cannot be stored as plain bytes",
+            f"tensor {key} has dtype {local.dtype}, which cannot be stored as plain bytes",
             hint="save its integer values and its scales as plain tensors",
         )
     return TensorLeaf(key, component, name, shape, holdings, told_ranks, trainable, None, id(tensor))

@@ -16,7 +16,7 @@ from cairn.manifests.tiling import Box
 Run = tuple[int, int]
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True, gc=False):
     """One box of a global tensor that this rank holds.
 
     Args:
@@ -32,7 +32,7 @@ class Part(msgspec.Struct, frozen=True):
             raise ValueError(f"{self.box} and {self.local} differ in lengths")
 
 
-class FlatPart(msgspec.Struct, frozen=True):
+class FlatPart(msgspec.Struct, frozen=True, gc=False):
     """One box of a global tensor whose elements lie, in row-major order, in a flat local buffer.
 
     Args:

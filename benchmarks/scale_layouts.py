@@ -45,9 +45,10 @@ class Layout:
         """Coordinates (tp, pp, dp) of a rank."""
         return rank % self.tp, rank // self.tp % self.pp, rank // self.tp // self.pp
 
-    def __str__(self) -> str:
-        parts = [f"{name}{n}" for name, n in (("TP", self.tp), ("PP", self.pp), ("DP", self.dp)) if n > 1]
-        return f"{'×'.join(parts) if self.tp > 1 else f'FSDP-{self.dp}'}"
+    @staticmethod
+    def parse(text: str) -> "Layout":
+        """`TP,PP,DP`."""
+        return Layout(*map(int, text.split(",")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +62,14 @@ class Declared:
     split: int | None
     layer: int
 
-    def stage(self, stages: int) -> int:
+    def stage(self, stages: int, layers: int) -> int:
         """The pipeline stage that holds it."""
-        return self.layer * stages // LAYERS
+        return self.layer * stages // layers
 
 
 @cache
 def declared(layers: int = LAYERS) -> tuple[Declared, ...]:
-    """All tensors; with fewer layers those of the first and the last."""
+    """All tensors."""
     found = []
     for name, shape, split, layer in _weights(layers):
         found.append(Declared(Key("model", (name,)), ComponentClass.WEIGHTS, "bfloat16", shape, split, layer))
@@ -95,15 +96,26 @@ def _weights(layers: int) -> Iterator[tuple[str, Shape, int | None, int]]:
     yield "output.weight", (VOCABULARY, HIDDEN), 0, layers - 1
 
 
-def state_bytes(layers: int = LAYERS) -> int:
-    """Bytes of the whole state."""
-    return sum(prod(one.shape) * (2 if one.dtype == "bfloat16" else 4) for one in declared(layers))
+def cuts_of(layout: Layout, rank: int, layers: int = LAYERS) -> Iterator[tuple[Key, tuple[int, ...]]]:
+    """What tells which part of which tensor a rank holds, without the part itself."""
+    tp, pp, dp = layout.place(rank)
+    for one in declared(layers):
+        if one.stage(layout.pp, layers) == pp:
+            yield one.key, _cut(one, (tp, dp))
+
+
+def _cut(one: Declared, at: tuple[int, int]) -> tuple[int, ...]:
+    """The coordinates that matter to what is held of a tensor."""
+    placements = _placements(one.split, len(one.shape))
+    return tuple(place for place, split in zip(at, placements, strict=True) if split is not None)
 
 
 def leaves_of(layout: Layout, rank: int, layers: int = LAYERS) -> list[TensorLeaf]:
     """What a rank holds. Local tensors have shapes and no memory of their own; of a stage's mesh each tells."""
     tp, pp, dp = layout.place(rank)
-    return [_leaf(one, (layout.tp, layout.dp), (tp, dp)) for one in declared(layers) if one.stage(layout.pp) == pp]
+    return [
+        _leaf(one, (layout.tp, layout.dp), (tp, dp)) for one in declared(layers) if one.stage(layout.pp, layers) == pp
+    ]
 
 
 def _placements(split: int | None, axes: int) -> Placements:
@@ -145,7 +157,7 @@ class Shares:
         self._layout, self._mesh = layout, (layout.tp, layout.dp)
         self._forms: dict[tuple[object, ...], _Form] = {}
         self._of_stage = [
-            [(one, name_hash(one.key)) for one in declared(layers) if one.stage(layout.pp) == stage]
+            [(one, name_hash(one.key)) for one in declared(layers) if one.stage(layout.pp, layers) == stage]
             for stage in range(layout.pp)
         ]
 
@@ -158,8 +170,7 @@ class Shares:
         # Who stores what of a replicated tensor follows from its name and the rank's number among those that hold it.
         placements = _placements(one.split, len(one.shape))
         index, count = replica_of(self._mesh, at, placements)
-        cut = tuple(place for place, split in zip(at, placements, strict=True) if split is not None)
-        name = one.dtype, one.shape, one.split, cut, (first - index) % count
+        name = one.dtype, one.shape, one.split, _cut(one, at), (first - index) % count
         form = self._forms.get(name)
         if form is None:
             form = self._forms[name] = _form(_leaf(one, self._mesh, at))

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from scale_layouts import Share
 
@@ -41,8 +40,11 @@ class CountingBackend(PosixBackend):
         self.reads, self.bytes = self.reads + 1, self.bytes + count
         return count
 
-    def reset(self) -> None:
-        self.reads = self.bytes = 0
+    def taken(self) -> tuple[int, int]:
+        """Bytes and requests since the last call."""
+        counted = self.bytes, self.reads
+        self.bytes = self.reads = 0
+        return counted
 
 
 class CountingRendezvous:
@@ -68,11 +70,9 @@ class CountingRendezvous:
         self.messages, self.bytes = self.messages + 1, self.bytes + len(value)
 
 
-def open_site(folder: Path, counted: list[Any] | None = None, cold: bool = False) -> Registry:
-    """The store in a folder, made if there is none."""
+def open_site(folder: Path, *, cold: bool = False) -> Registry:
+    """The store in a folder, made if there is none; `cold` with an empty cache."""
     backend = CountingBackend(folder / "store")
-    if counted is not None:
-        counted.append(backend)
     cache = folder / (f"cache-{os.getpid()}" if cold else "cache")
     home = KeyHome(folder / "data", folder / "state", cache)
     if not (folder / "store").exists():

@@ -12,7 +12,7 @@ from report import binary, table
 
 from cairn.core.clock import SystemEntropy
 from cairn.core.ids import Digest, TenantId
-from cairn.store.crypto.chunks import OVERHEAD_BYTES, open_into, seal_into
+from cairn.store.crypto.chunks import OVERHEAD_BYTES, open_into, parse_header, seal_into
 from cairn.store.crypto.tenant import ContentType, TenantKeys
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -74,7 +74,8 @@ class Bench:
     def _open(self, number: int, row_bytes: int | None, scratch: memoryview) -> None:
         place = self._place(self.target, number, row_bytes)
         data = scratch[: self.tile_bytes] if row_bytes else memoryview(place).cast("B")
-        open_into(self.keys, self.digests[number], self._stored(number), data, "a tile")
+        sealed = self._stored(number)
+        open_into(self.keys, parse_header(sealed, "a tile"), self.digests[number], sealed, data, "a tile")
         if self.keys.chunk.digest(data) != self.digests[number]:
             raise AssertionError("a tile came back with other bytes")
         if row_bytes:

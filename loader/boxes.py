@@ -147,7 +147,7 @@ class BoxPlan:
             if len(data) != prod(stored.shape) * width:
                 raise IntegrityError(f"tensor {stored.name} has {len(data)} bytes in line, not those of its shape")
             whole = np.frombuffer(data, NUMPY_OF_WIDTH[width]).reshape(stored.shape)
-            target.array[...] = whole[_slices(target.box, (0,) * len(stored.shape))]
+            target.array[...] = whole[_slices(target.box)]
 
     def place(self, number: int) -> memoryview | None:
         """Memory that takes a chunk's content as it is, if there is such."""
@@ -165,7 +165,7 @@ class BoxPlan:
         source = np.frombuffer(data, NUMPY_OF_WIDTH[chunk.width]).reshape(chunk.box.lengths)
         for one in chunk.copies:
             into, part = one.target.array[one.into], source[one.source]
-            if into.ctypes.data != part.ctypes.data or not into.flags.c_contiguous:
+            if _address(into) != _address(part) or not into.flags.c_contiguous:
                 into[...] = part
 
     def name_of(self, number: int) -> str:
@@ -174,10 +174,20 @@ class BoxPlan:
 
 
 def _copy(target: Target, box: Box) -> _Copy:
-    common = box.intersect(target.box) if box.lengths else box
-    assert common is not None
-    return _Copy(target, _slices(common, box.offsets), _slices(common, target.box.offsets))
+    """What boxes that meet have in common."""
+    source: list[Any] = []
+    into: list[Any] = []
+    for at, length, other, room in zip(box.offsets, box.lengths, target.box.offsets, target.box.lengths, strict=True):
+        start, end = max(at, other), min(at + length, other + room)
+        source.append(slice(start - at, end - at))
+        into.append(slice(start - other, end - other))
+    return _Copy(target, (*source, ...), (*into, ...))
 
 
-def _slices(box: Box, origin: tuple[int, ...]) -> Index:
-    return (*(slice(at - o, at - o + n) for at, n, o in zip(box.offsets, box.lengths, origin, strict=True)), ...)
+def _slices(box: Box) -> Index:
+    return (*(slice(at, at + n) for at, n in zip(box.offsets, box.lengths, strict=True)), ...)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -7,6 +7,7 @@ from cairn.core.errors import IntegrityError, ObjectNotFound, StorageError
 from cairn.core.ids import short
 from cairn.core.pool import Pool
 from cairn.loader.plan import Batch, Delivery, Part, ReadPlan
+from cairn.store.backends.contract import Lender
 from cairn.store.chunkstore import ChunkStore
 from cairn.store.crypto.tenant import ContentType
 from cairn.store.fills import fill_of
@@ -58,13 +59,31 @@ def execute(
 def _work(batches: Iterable[Batch], work: _Work) -> None:
     sealed, plain = memoryview(bytearray()), memoryview(bytearray())
     for batch in batches:
-        sealed = _at_least(sealed, sum(r.length for r in batch.ranges))
-        fetched = _fetch(batch, work.chunks, sealed)
+        fetched = _lent(batch, work.chunks)
+        if fetched is None:
+            sealed = _at_least(sealed, sum(r.length for r in batch.ranges))
+            fetched = _fetch(batch, work.chunks, sealed)
         for delivery in batch.deliveries:
             target = work.place(delivery.group.key)
             if target is None:
                 target = plain = _at_least(plain, delivery.group.length)
             work.deliver(delivery.group.key, _open_group(delivery, fetched, work, target))
+
+
+def _lent(batch: Batch, chunks: ChunkStore) -> list[memoryview] | None:
+    """The batch's ranges where they lie, if the backend can lend them all."""
+    backend, views = chunks.access.backend, []
+    if not isinstance(backend, Lender):
+        return None
+    for one in batch.ranges:
+        try:
+            view = backend.lend(chunks.index.pack(one.pack).name, one.offset, one.length)
+        except (ObjectNotFound, StorageError):
+            return None
+        if view is None:
+            return None
+        views.append(view)
+    return views
 
 
 def _fetch(batch: Batch, chunks: ChunkStore, buffer: memoryview) -> list[memoryview]:
@@ -99,17 +118,14 @@ def _open_part(part: Part, fetched: Sequence[memoryview], work: _Work, target: m
         target[:] = bytes((fill,)) * wanted.length
         return target
     sealed = fetched[part.range][part.at : part.at + location.length]
-    identifier = chunks.access.keys.chunk.content_id(wanted.digest)
     try:
-        what = f"chunk {short(identifier)}"
-        data = memoryview(chunks.open(ContentType.CHUNK, wanted.digest, sealed, what, target, work.recompute))
+        data = memoryview(chunks.open(ContentType.CHUNK, wanted.digest, sealed, "a chunk", target, work.recompute))
     except IntegrityError:
-        chunks.index.mark(identifier, location, bad=True)
-        data = memoryview(chunks.read(ContentType.CHUNK, wanted.digest))
+        chunks.index.mark(chunks.access.keys.chunk.content_id(wanted.digest), location, bad=True)
+        data = memoryview(chunks.read(ContentType.CHUNK, wanted.digest))  # and says what is wrong with all places
     if len(data) != wanted.length:
-        raise IntegrityError(
-            f"chunk {short(identifier)} has {len(data)} bytes where the manifest wants {wanted.length}"
-        )
+        name = short(chunks.access.keys.chunk.content_id(wanted.digest))
+        raise IntegrityError(f"chunk {name} has {len(data)} bytes where the manifest wants {wanted.length}")
     return data
 
 

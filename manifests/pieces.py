@@ -51,19 +51,33 @@ def cut_box(dtype: str, shape: tuple[int, ...], box: Box) -> tuple[Piece, ...]:
 
 def tiles_in(layout: Grid, box: Box) -> Iterator[tuple[int, Box]]:
     """Numbers and boxes of all tiles that a box touches."""
-    for number in tile_numbers(layout, box):
-        yield number, layout.tile(number)
+    if not box.volume:
+        return
+    cells = [
+        [(number, edges[number], edges[number + 1] - edges[number]) for number in range(first, last)]
+        for edges, (first, last) in zip(layout.edges, _cells(layout, box), strict=True)
+    ]
+    counts = layout.counts
+    for cell in product(*cells):
+        number = 0
+        for count, (at, _, _) in zip(counts, cell, strict=True):
+            number = number * count + at
+        yield number, Box(tuple(part[1] for part in cell), tuple(part[2] for part in cell))
 
 
 def tile_numbers(layout: Grid, box: Box) -> Iterator[int]:
     """Numbers of all tiles that a box touches."""
     if not box.volume:
         return
-    cells = [
+    yield from _numbers(layout.counts, _cells(layout, box))
+
+
+def _cells(layout: Grid, box: Box) -> list[tuple[int, int]]:
+    """Of each axis, the first cell that a box touches, and one after the last."""
+    return [
         (bisect_right(edges, at) - 1, bisect_left(edges, at + length))
         for edges, at, length in zip(layout.edges, box.offsets, box.lengths, strict=True)
     ]
-    yield from _numbers(layout.counts, cells)
 
 
 def split_box(box: Box, item_bytes: int) -> Iterator[Box]:

@@ -51,14 +51,15 @@ class Box(msgspec.Struct, frozen=True, gc=False):
 
     def intersect(self, other: "Box") -> "Box | None":
         """The common area, None if empty."""
-        starts = tuple(max(a, b) for a, b in zip(self.offsets, other.offsets, strict=True))
-        ends = tuple(
-            min(a + m, b + n)
-            for a, m, b, n in zip(self.offsets, self.lengths, other.offsets, other.lengths, strict=True)
-        )
-        if any(end <= start for start, end in zip(starts, ends, strict=True)):
-            return None
-        return Box(starts, tuple(end - start for start, end in zip(starts, ends, strict=True)))
+        offsets, lengths = [], []
+        for a, m, b, n in zip(self.offsets, self.lengths, other.offsets, other.lengths, strict=True):
+            start = max(a, b)
+            length = min(a + m, b + n) - start
+            if length <= 0:
+                return None
+            offsets.append(start)
+            lengths.append(length)
+        return Box(tuple(offsets), tuple(lengths))
 
 
 class Band(msgspec.Struct, frozen=True):

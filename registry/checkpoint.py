@@ -35,6 +35,8 @@ from cairn.store.crypto.components import ComponentClass, component_class
 from cairn.store.crypto.objects import ObjectKind, open_object
 from cairn.store.crypto.tenant import ContentType
 
+# Pages that are read one by one to see how fast it goes. Below a millisecond each, threads cost more than they save.
+_FIRST_PAGES, _FAST_SECONDS = 4, 0.001
 _STATE_PAGES = (TensorPage, ValuePage)
 # What kinds of pages a component's root may name.
 PAGES_OF: dict[ComponentClass, tuple[type[Page], ...]] = {
@@ -165,19 +167,22 @@ class CheckpointManifest:
         return split_digests(joined or b"", self.what)
 
     def fetch(self, digests: Iterable[Digest]) -> dict[Digest, Page]:
-        """Read pages, many at once."""
+        """Read pages; many at once where the storage lets one wait."""
         wanted, found = list(dict.fromkeys(digests)), dict[Digest, Page]()
 
         def work(jobs: Iterable[Sequence[Digest]]) -> None:
             for some in jobs:
                 found.update((digest, self.read_page(digest)) for digest in some)
 
-        if len(wanted) < PAGE_READS_AT_ONCE:
-            work([wanted])
+        first, rest = wanted[:_FIRST_PAGES], wanted[_FIRST_PAGES:]
+        begun = self._opened.clock.monotonic()
+        work([first])
+        if not rest or self._opened.clock.monotonic() - begun < len(first) * _FAST_SECONDS:
+            work([rest])
         else:
-            step = max(len(wanted) // (4 * PAGE_READS_AT_ONCE), 1)
-            jobs = (wanted[at : at + step] for at in range(0, len(wanted), step))
-            Pool[Sequence[Digest]](PAGE_READS_AT_ONCE, work).run(jobs)
+            step = max(len(rest) // (4 * PAGE_READS_AT_ONCE), 1)
+            jobs = (rest[at : at + step] for at in range(0, len(rest), step))
+            Pool[Sequence[Digest]](min(PAGE_READS_AT_ONCE, len(rest)), work).run(jobs)
         return found
 
     def regions(self, entry: TensorEntry, pages: Mapping[Digest, Page] | None = None) -> tuple[Region, ...]:

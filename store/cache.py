@@ -164,6 +164,10 @@ class Cache:
     def mark(self, identifier: ContentId, location: Location, bad: bool) -> None:
         """Note that a place's bytes failed (new content is then stored anew), or that they are good again."""
         record = _LOCATION.pack(location.pack, location.offset, location.length)
+        if not bad:  # as after every read: not worth the lock that all writers share
+            with self._lock, self._read() as transaction:
+                if transaction is None or transaction.get(_BAD + identifier, db=self._meta) is None:
+                    return
 
         def change(transaction: lmdb.Transaction) -> None:
             old = _records(bytes(transaction.get(_BAD + identifier, b"", db=self._meta)))

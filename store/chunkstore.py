@@ -176,7 +176,7 @@ class ChunkStore:
             raise IntegrityError(f"{what} is a {header.type.name.lower()}, not a {kind.name.lower()}")
         length = len(sealed) - OVERHEAD_BYTES
         plain = target[:length] if target is not None and len(target) >= length else memoryview(bytearray(length))
-        open_into(self.access.keys, digest, sealed, plain, what)
+        open_into(self.access.keys, header, digest, sealed, plain, what)
         data = codec.decode(header.codec, plain, header.raw_length, what)
         if recompute and self.access.keys.of(kind).digest(data) != digest:
             raise IntegrityError(f"{what} holds other bytes than its digest says: its writer was faulty")

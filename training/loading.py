@@ -14,6 +14,7 @@ import torch
 from blake3 import blake3
 
 from cairn.core.errors import IntegrityError, NotFoundError, SaveFailed, StateMismatch
+from cairn.core.heap import collection_paused
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import LISTED_NAMES_MAX, READ_BYTES_TARGET
 from cairn.core.pool import threads_within_budget
@@ -135,12 +136,14 @@ class Loader:
         begun = self._lap("resolve", begun)
         parts, binding = parts_of(state), Binding()
         aliases = {name: options.scopes.get(name, name) for name in state}
-        stored, not_asked = stored_scopes(manifest, set(aliases.values()))
-        for (scope, path), part in parts.items():
-            below = stored.get(aliases[scope], StoredScope())
-            binding.add(part.bind(below.below(path) if path else below))
+        with collection_paused():
+            stored, not_asked = stored_scopes(manifest, set(aliases.values()))
+            for (scope, path), part in parts.items():
+                below = stored.get(aliases[scope], StoredScope())
+                binding.add(part.bind(below.below(path) if path else below))
         verdict = self._vote(manifest, binding, options)
-        prepared = self._prepare(manifest, binding.reads)
+        with collection_paused():
+            prepared = self._prepare(manifest, binding.reads)
         begun = self._lap("plan", begun)
         self._read(prepared, options)
         begun = self._lap("read", begun)

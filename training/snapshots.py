@@ -9,6 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from cairn.core.clock import Clock
+from cairn.core.heap import collection_paused
 from cairn.manifests.schema import Key
 from cairn.manifests.values import encode_value
 from cairn.store.crypto.components import ComponentClass
@@ -83,11 +84,12 @@ class Snapshots:
             RefusedError: the state cannot be saved.
         """
         begun, stages = self._clock.monotonic(), handle.stages
-        leaves = self._collector.collect(state)
-        handle.notes.extend(leaves.notes)
-        values = encoded_values(leaves, self._provenance)
-        replan = self._agree(task, leaves.tensors)
-        capture = self._capture_of(leaves, check)
+        with collection_paused():
+            leaves = self._collector.collect(state)
+            handle.notes.extend(leaves.notes)
+            values = encoded_values(leaves, self._provenance)
+            replan = self._agree(task, leaves.tensors)
+            capture = self._capture_of(leaves, check)
         planned = self._clock.monotonic()
         stages.plan, stages.bytes_captured = planned - begun, capture.plan.nbytes
         optimizers = optimizers_in(state) if self._overlap else []

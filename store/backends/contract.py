@@ -15,7 +15,7 @@ and no segment starts with `.`: those are a backend's own (temporary files). No 
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -107,6 +107,19 @@ class Backend(Protocol):
 
     def reclaim(self, prefix: str) -> int:
         """Remove temporary leftovers of dead writers below `prefix`, never a live one's; returns the bytes freed."""
+        ...
+
+
+@runtime_checkable
+class Lender(Protocol):
+    """A backend that can lend stored bytes where they lie."""
+
+    def lend(self, name: str, offset: int, length: int) -> memoryview | None:
+        """Bytes `[offset, offset + length)`, not to be written to; None where `read_into` serves better.
+
+        Raises:
+            ObjectNotFound: no such object.
+        """
         ...
 
 

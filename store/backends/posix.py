@@ -33,6 +33,7 @@ from cairn.core.errors import (
     StorageError,
 )
 from cairn.store.backends.contract import Capabilities, Listed, check_name
+from cairn.store.backends.mapped import map_range
 from cairn.store.backends.posix_errors import failures
 
 _TEMPORARY_PREFIX = ".tmp-"
@@ -130,6 +131,10 @@ class PosixBackend:
             while rest and (read := os.preadv(file, [rest], offset)):
                 rest, offset = rest[read:], offset + read
             return count - len(rest)
+
+    def lend(self, name: str, offset: int, length: int) -> memoryview | None:
+        with self._object(name) as (file, size):
+            return map_range(file, offset, length) if offset + length <= size else None
 
     def size(self, name: str) -> int:
         with self._object(name) as (_, size):

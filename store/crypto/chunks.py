@@ -82,15 +82,19 @@ def seal_into(
     return stored
 
 
-def open_into(keys: TenantKeys, digest: Digest, sealed: memoryview, target: memoryview, what: str) -> ChunkHeader:
+def open_into(
+    keys: TenantKeys, header: ChunkHeader, digest: Digest, sealed: memoryview, target: memoryview, what: str
+) -> None:
     """Authenticate and decrypt a sealed chunk into `target` (exactly the encoded length). Releases the GIL.
 
     On failure `target` holds unauthenticated bytes: do not use it.
 
+    Args:
+        header: what `parse_header` says of it.
+
     Raises:
         IntegrityError: damaged, or the content of another digest.
     """
-    header = parse_header(sealed, what)
     content = keys.of(header.type)
     if header.id != content.content_id(digest):
         raise IntegrityError(f"{what} is another chunk than the one asked for")
@@ -99,4 +103,3 @@ def open_into(keys: TenantKeys, digest: Digest, sealed: memoryview, target: memo
         AESGCM(content.content_key(digest)).decrypt_into(header.nonce, sealed[HEADER_BYTES:], aad, target)
     except (InvalidTag, ValueError):
         raise IntegrityError(f"{what} fails authentication") from None
-    return header

@@ -15,10 +15,10 @@ from cairn.registry.localfiles import KeyHome
 from cairn.registry.opened import KeySource, OpenStore, create_store, open_store
 from cairn.registry.registry import Registry
 from cairn.store.backends.posix import PosixBackend
-from cairn.store.chunkstore import WriteCounts
 from cairn.store.crypto.chunks import OVERHEAD_BYTES
 from cairn.store.crypto.objects import ObjectKind, seal_object
 from cairn.store.index import PackRef, PieceEntry, encode_piece
+from cairn.store.written import WriteCounts
 from cairn.training.fragment import Fragment
 
 _HEADER = 16

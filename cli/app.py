@@ -15,7 +15,10 @@ from cairn.cli.output import note, safe
 from cairn.core.errors import CairnError, UsageError
 
 # In the order of `cairn --help`: each is a module of this package with a command of the same name.
-COMMANDS = ("init", "commit", "checkout", "ls", "log", "show", "diff", "report", "tag", "branch", "verify", "stats")
+COMMANDS = (
+    "init", "commit", "checkout", "remote", "push", "pull", "clone", "ls", "log", "show", "diff", "report", "tag",
+    "branch", "verify", "stats",
+)  # fmt: skip
 
 
 class _LazyCommands(click.Group):

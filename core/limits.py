@@ -67,6 +67,12 @@ READ_AMPLIFICATION_MAX = 1.1
 # One fetch; large enough for sequential speed, small enough that several fit the budget.
 READ_BYTES_TARGET = 8 * MIB
 
+# --- Remotes ----------------------------------------------------------------------------------
+# Threads that read, check and upload at once: each holds a pack, and one connection fills no network.
+TRANSFERS_AT_ONCE = 8
+# A push that finds its branch moved by others so many times in a row gives up.
+PUSH_RACES_MAX = 16
+
 # --- Training ---------------------------------------------------------------------------------
 # A rank's share of a tensor under this size rides in its fragment and is joined by the coordinator: norms sharded a
 # thousand ways must not become 16-byte chunks.

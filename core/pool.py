@@ -78,7 +78,7 @@ class Pool(Generic[Job]):
                 return True
             except queue.Full:
                 # One that could not even note its error, for want of memory, must not be waited for.
-                if not any(thread.is_alive() for thread in self._threads):
+                if not self._stop.is_set() and not any(thread.is_alive() for thread in self._threads):
                     raise RuntimeError("all worker threads died") from None
         return False
 
@@ -103,9 +103,9 @@ class Pool(Generic[Job]):
             self._stop.set()
 
 
-def threads_within_budget(worker_bytes: int) -> int:
-    """As many threads as the memory budget feeds, and one more than processors, since some wait for the disk."""
-    return max(1, min(MEMORY_BUDGET_BYTES // worker_bytes, (os.cpu_count() or 1) + 1))
+def threads_within_budget(worker_bytes: int, most: int | None = None) -> int:
+    """As many threads as the memory budget feeds, at most `most`: one more than processors, as some wait for a disk."""
+    return max(1, min(MEMORY_BUDGET_BYTES // worker_bytes, most or (os.cpu_count() or 1) + 1))
 
 
 class _Stopped(Exception):

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from cairn.core.errors import CairnError, IntegrityError, NotAllowed, StorageError
 from cairn.core.ids import ContentId, Digest, short
 from cairn.gc.places import Damage, Places
-from cairn.manifests.schema import DigestPage, FileEntry, Page, RegionPage, TensorEntry, ValueEntry
-from cairn.registry.checkpoint import PAGES_OF, CheckpointManifest, split_digests
+from cairn.manifests.schema import DigestPage, Page, RegionPage
+from cairn.registry.checkpoint import PAGES_OF, CheckpointManifest
+from cairn.registry.contents import Entry, pages_of
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.tenant import ContentType, TenantKeys
 from cairn.store.fills import fill_of
-
-Entry = TensorEntry | FileEntry | ValueEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +94,6 @@ class PageReader:
         identifier = self._keys.of(kind).content_id(digest)
         self._digests.setdefault(identifier, bytes((kind,)) + digest)
         return identifier
-
-
-def pages_of(manifest: CheckpointManifest, entry: Entry) -> list[Digest]:
-    """Digests of the pages that an entry points at."""
-    if not isinstance(entry, TensorEntry):
-        return []
-    return split_digests((entry.tile_pages or b"") + (entry.region_pages or b""), manifest.what)
 
 
 def pointed_at(manifest: CheckpointManifest, entry: Entry) -> Iterator[tuple[ContentType, Digest]]:

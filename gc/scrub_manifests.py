@@ -52,7 +52,7 @@ class ManifestScrub:
         for ref in root.state.roots:
             complete = False
             with self._findings.about(ref.object.object_name("root"), [target]):
-                if manifest is None or root.model not in self._readable:
+                if manifest is None or root.state.partial or root.model not in self._readable:
                     read_object(self._registry.opened, ref.object, "root")
                 else:
                     complete = self._component(manifest, ref, root, named)
@@ -62,6 +62,7 @@ class ManifestScrub:
                 read_object(self._registry.opened, root.state.envelope, "envelope")
         with self._findings.about(root.state.reachability.object_name("reach"), [target]):
             listed = set(read_reachability(self._registry.opened, root.state))
+            # Of a checkpoint that is here in part, the list says what is.
             lacking, surplus = len(named - listed), len(listed - named) if whole else 0
             named.update(listed)
             if lacking or surplus:

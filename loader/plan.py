@@ -11,11 +11,12 @@ import msgspec
 
 from cairn.core.errors import MissingData
 from cairn.core.ids import Digest, short
-from cairn.core.limits import READ_AMPLIFICATION_MAX, READ_BYTES_TARGET, READ_GAP_BYTES
+from cairn.core.limits import READ_BYTES_TARGET
 from cairn.store.chunkstore import Index
 from cairn.store.crypto.tenant import ContentKeys
 from cairn.store.fills import fill_of
 from cairn.store.index import Location
+from cairn.store.ranges import Range, join_ranges
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):
@@ -35,14 +36,6 @@ class Group(msgspec.Struct, frozen=True, gc=False):
     def length(self) -> int:
         """Plaintext bytes of all its chunks."""
         return sum(chunk.length for chunk in self.chunks)
-
-
-class Range(msgspec.Struct, frozen=True, gc=False):
-    """Bytes of one pack to fetch."""
-
-    pack: int
-    offset: int
-    length: int
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
@@ -135,7 +128,7 @@ def _order(locations: Sequence[Location | None]) -> tuple[int, int]:
 
 def _batch(groups: list[tuple[Group, list[Location | None]]]) -> Batch:
     places = sorted({(at.pack, at.offset, at.length) for _, found in groups for at in found if at})
-    ranges = _join(places)
+    ranges = join_ranges(places)
     of: dict[tuple[int, int], tuple[int, int]] = {}
     number = 0
     for pack, offset, _ in places:
@@ -150,22 +143,3 @@ def _batch(groups: list[tuple[Group, list[Location | None]]]) -> Batch:
         ]
         deliveries.append(Delivery(group, tuple(parts)))
     return Batch(tuple(ranges), tuple(deliveries))
-
-
-def _join(places: list[tuple[int, int, int]]) -> list[Range]:
-    """Join sorted places into ranges."""
-    ranges: list[Range] = []
-    needed = 0  # bytes of the last range that were asked for
-    for pack, offset, length in places:
-        if ranges and ranges[-1].pack == pack:
-            last = ranges[-1]
-            joined = offset + length - last.offset
-            if offset - (last.offset + last.length) <= READ_GAP_BYTES and joined <= READ_AMPLIFICATION_MAX * (
-                needed + length
-            ):
-                ranges[-1] = Range(pack, last.offset, joined)
-                needed += length
-                continue
-        ranges.append(Range(pack, offset, length))
-        needed = length
-    return ranges

@@ -1,11 +1,12 @@
 """Reading a committed checkpoint's manifest: body, component roots, pages."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from blake3 import blake3
 
 from cairn.core.canonical import decode
-from cairn.core.errors import IntegrityError, NotFoundError
+from cairn.core.errors import IntegrityError, MissingData, NotFoundError
 from cairn.core.ids import HASH_BYTES, CheckpointId, Digest, ModelId, short
 from cairn.core.limits import FILE_BLOCK_BYTES, PAGE_READS_AT_ONCE
 from cairn.core.pool import Pool
@@ -98,9 +99,27 @@ class CheckpointManifest:
         """Digests of a component's pages, in order; empty if it has no such component."""
         return split_digests(self.root(component).pages, self.what) if component in self.components else []
 
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say of content that is not here that it was not brought, if that is why.
+
+        Raises:
+            NotFoundError: the checkpoint is here in part.
+        """
+        try:
+            yield
+        except MissingData as error:
+            if not self.state.partial:
+                raise
+            raise NotFoundError(
+                f"{self.what} is here in part, without what is asked for: {error.message}",
+                hint="'cairn pull MODEL@REF' brings the rest",
+            ) from error
+
     def read_page(self, digest: Digest) -> Page:
         """Read one page of any kind."""
-        plain = self.chunks.read(ContentType.PAGE, digest)
+        with self.explained():
+            plain = self.chunks.read(ContentType.PAGE, digest)
         return decode(plain, Page, f"a page of {self.what}")  # type: ignore[arg-type]  # a union is a type to msgspec
 
     def tensors(self, component: ComponentClass | None = None, skip: Collection[Digest] = ()) -> Iterator[TensorEntry]:

@@ -75,12 +75,13 @@ class ModelCreate(msgspec.Struct, frozen=True):
     wrap: str
 
 
-class RefChange(msgspec.Struct, frozen=True):
+class RefChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """A ref move inside a commit: from `expected` (None: must not exist) to the commit's checkpoint."""
 
     tag: bytes
     sealed_name: bytes
     expected: bytes | None
+    kind: str = "branch"
 
 
 class RootRef(msgspec.Struct, frozen=True):
@@ -104,6 +105,7 @@ class Commit(msgspec.Struct, frozen=True):
         meta: sealed to the model's meta key: message and step, for listings.
         run_epoch: of the training run that writes; another one than the branch's newest is void.
         envelope: times and places of the save, outside the checkpoint's identity.
+        partial: only some of its content is here, as the reachability list says; a `supply` brings more.
     """
 
     model: bytes
@@ -121,6 +123,25 @@ class Commit(msgspec.Struct, frozen=True):
     meta: bytes
     run_epoch: int | None = None
     envelope: ObjectRef | None = None
+    partial: bool = False
+
+
+class Supply(msgspec.Struct, frozen=True):
+    """Brings content of a committed checkpoint that is not here: left out by a partial pull, or lost.
+
+    What it shares with a commit means the same, and obeys the same rule. `reachability` replaces the checkpoint's.
+    """
+
+    model: bytes
+    checkpoint: bytes
+    sessions: tuple[bytes, ...]
+    epoch: int
+    hit_position: int
+    relied: tuple[tuple[int, int], ...]
+    packs: bytes
+    pieces: tuple[ObjectRef, ...]
+    reachability: ObjectRef
+    partial: bool = False
 
 
 class RunOpen(msgspec.Struct, frozen=True):
@@ -159,12 +180,13 @@ class Abort(msgspec.Struct, frozen=True):
     """Fills a slot so that an answer that was lost is no longer open."""
 
 
-Payload = Init | ModelCreate | RunOpen | Commit | RefMove | RefDelete | Abort
+Payload = Init | ModelCreate | RunOpen | Commit | Supply | RefMove | RefDelete | Abort
 PAYLOADS: dict[str, type[Payload]] = {
     "init": Init,
     "model.create": ModelCreate,
     "run.open": RunOpen,
     "commit": Commit,
+    "supply": Supply,
     "ref.move": RefMove,
     "ref.delete": RefDelete,
     "abort": Abort,

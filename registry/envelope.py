@@ -8,8 +8,8 @@ from cairn.registry.indexing import read_object
 from cairn.registry.publish import ENVELOPE
 from cairn.registry.registry import Registry
 from cairn.registry.state import Checkpoint
-from cairn.store.chunkstore import WriteCounts
 from cairn.store.crypto.components import ComponentClass
+from cairn.store.written import WriteCounts
 
 
 class Stages(msgspec.Struct):

@@ -16,13 +16,25 @@ from typing import Any
 
 import msgspec
 
-from cairn.registry.entries import Abort, Commit, Entry, Init, ModelCreate, Payload, RefDelete, RefMove, RunOpen
+from cairn.registry.entries import (
+    Abort,
+    Commit,
+    Entry,
+    Init,
+    ModelCreate,
+    Payload,
+    RefDelete,
+    RefMove,
+    RunOpen,
+    Supply,
+)
 from cairn.registry.state import PACK_RECORD_BYTES, Checkpoint, Model, Piece, Ref, State, split_packs
 
 # Changes with the rules and with `State`: a state that others folded is folded anew.
-STATE_VERSION = 2
+STATE_VERSION = 3
 BRANCH, TAG = "branch", "tag"
 _REASON = str | None
+_NO_KIND = "it is neither a branch nor a tag"
 
 
 def apply_intact(state: State, entry: Entry, payload: Payload) -> None:
@@ -72,31 +84,57 @@ def _commit(state: State, entry: Entry, payload: Commit) -> _REASON:
     if any(payload.checkpoint in other.checkpoints for other in state.models.values()):
         return "its checkpoint exists already"
     reason = _commit_epochs(state, entry, payload) or _relied_packs(state, payload) or _own_packs(state, payload)
-    reason = reason or _ref_expected(model, payload.ref.tag, BRANCH, payload.ref.expected)
+    if payload.ref.kind not in (BRANCH, TAG):
+        reason = reason or _NO_KIND
+    reason = reason or _ref_expected(model, payload.ref.tag, payload.ref.kind, payload.ref.expected)
     if not reason and payload.run_epoch is not None and payload.run_epoch != model.runs.get(payload.ref.tag):
         reason = f"its run epoch {payload.run_epoch} was superseded: another run has taken over the branch"
     if reason:
         return reason
-    for low, high in payload.relied:
-        for number in range(low, high + 1):
-            state.condemned.pop(number, None)
+    _take_back(state, payload)
     _add_commit(state, entry, payload)
     return None
 
 
-def _add_commit(state: State, entry: Entry, payload: Commit) -> None:
-    model = state.models[payload.model]
+def _supply(state: State, entry: Entry, payload: Supply) -> _REASON:
+    model = state.models.get(payload.model)
+    checkpoint = model.checkpoints.get(payload.checkpoint) if model else None
+    if model is None or checkpoint is None:
+        return "its checkpoint does not exist"
+    reason = _commit_epochs(state, entry, payload) or _relied_packs(state, payload) or _own_packs(state, payload)
+    if reason is None:
+        _take_back(state, payload)
+        _add_packs(state, payload)
+        model.checkpoints[payload.checkpoint] = msgspec.structs.replace(
+            checkpoint, reachability=payload.reachability, partial=payload.partial
+        )
+    return reason
+
+
+def _take_back(state: State, payload: Commit | Supply) -> None:
+    for low, high in payload.relied:
+        for number in range(low, high + 1):
+            state.condemned.pop(number, None)
+
+
+def _add_packs(state: State, payload: Commit | Supply) -> None:
     first, count = state.pack_count, len(payload.packs) // PACK_RECORD_BYTES
     state.packs += payload.packs
     state.pieces.extend(Piece(piece, first, count) for piece in payload.pieces)
+
+
+def _add_commit(state: State, entry: Entry, payload: Commit) -> None:
+    model = state.models[payload.model]
+    _add_packs(state, payload)
     model.checkpoints[payload.checkpoint] = Checkpoint(
         entry.n, entry.claimed_at, entry.actor, payload.ref.expected,
         payload.body, payload.roots, payload.reachability, payload.meta, payload.run_epoch, payload.envelope,
+        payload.partial,
     )  # fmt: skip
-    model.refs[payload.ref.tag] = Ref(BRANCH, payload.ref.sealed_name, payload.checkpoint)
+    model.refs[payload.ref.tag] = Ref(payload.ref.kind, payload.ref.sealed_name, payload.checkpoint)
 
 
-def _commit_epochs(state: State, entry: Entry, payload: Commit) -> _REASON:
+def _commit_epochs(state: State, entry: Entry, payload: Commit | Supply) -> _REASON:
     if not state.floor <= payload.epoch <= state.epoch:
         return f"its epoch {payload.epoch} is not within floor {state.floor} and epoch {state.epoch}"
     # With epochs set by collection entries only, every epoch up to the current one began at or before `epoch_n`.
@@ -105,7 +143,7 @@ def _commit_epochs(state: State, entry: Entry, payload: Commit) -> _REASON:
     return None
 
 
-def _relied_packs(state: State, payload: Commit) -> _REASON:
+def _relied_packs(state: State, payload: Commit | Supply) -> _REASON:
     previous = -1
     for low, high in payload.relied:
         if not previous < low <= high < state.pack_count:
@@ -117,7 +155,7 @@ def _relied_packs(state: State, payload: Commit) -> _REASON:
     return None
 
 
-def _own_packs(state: State, payload: Commit) -> _REASON:
+def _own_packs(state: State, payload: Commit | Supply) -> _REASON:
     own = split_packs(payload.packs)
     if own is None or len({pack.key for pack in own}) != len(own):
         return "its packs are not listed properly"
@@ -157,7 +195,7 @@ def _ref_move(state: State, entry: Entry, payload: RefMove) -> _REASON:
     if model is None:
         return "its model does not exist"
     if payload.kind not in (BRANCH, TAG):
-        return "it is neither a branch nor a tag"
+        return _NO_KIND
     if payload.target not in model.checkpoints:
         return "its checkpoint is not one of this model"
     reason = _ref_expected(model, payload.tag, payload.kind, payload.expected)
@@ -185,6 +223,7 @@ _RULES: dict[type[Payload], Callable[[State, Entry, Any], _REASON]] = {
     ModelCreate: _model_create,
     RunOpen: _run_open,
     Commit: _commit,
+    Supply: _supply,
     RefMove: _ref_move,
     RefDelete: _ref_delete,
     Abort: _abort,

@@ -27,8 +27,14 @@ class StateIndex:
 
     def locations(self, identifier: ContentId, marked: bool = False) -> list[Location]:
         """Places in packs that are in force and not condemned, best first."""
+        return self._in_force(self._cache.locations(identifier, marked))
+
+    def locations_of(self, identifiers: Iterable[ContentId], marked: bool = False) -> list[list[Location]]:
+        """As `locations`, of many."""
+        return [self._in_force(places) for places in self._cache.locations_of(identifiers, marked)]
+
+    def _in_force(self, places: list[Location]) -> list[Location]:
         count, condemned = self._state.pack_count, self._state.condemned
-        places = self._cache.locations(identifier, marked)
         return [at for at in places if at.pack < count and at.pack not in condemned]
 
     def pack(self, number: int) -> PackRef:

@@ -13,7 +13,7 @@ import msgspec
 
 from cairn.core.clock import Entropy
 from cairn.core.errors import IntegrityError, NotAllowed, ObjectExists, StorageError
-from cairn.core.ids import StoreId
+from cairn.core.ids import CheckpointId, StoreId
 from cairn.store.crypto.signing import Identity
 
 
@@ -39,6 +39,14 @@ class KeyHome:
     def cache_folder(self, store: StoreId) -> Path:
         """Where the LMDB cache of a store lies."""
         return self.cache / store.hex()
+
+    def transfer_file(self, store: StoreId, checkpoint: CheckpointId) -> Path:
+        """Where the journal of a transfer to a store lies."""
+        return self.state / "transfers" / f"{store.hex()}-{checkpoint.hex()}"
+
+    def remotes_file(self, store: StoreId) -> Path:
+        """Where the remotes of a store are noted."""
+        return self.data / "remotes" / f"{store.hex()}.json"
 
     def identity(self, entropy: Entropy) -> Identity:
         """The user's signing identity, created on first use.

@@ -62,18 +62,23 @@ class ModelKeys:
         return self.pairs[ComponentClass.META].open(sealed, _NAME, what).decode()
 
 
-def create_model_keys(opened: OpenStore, name: str) -> tuple[ModelCreate, ModelKeys]:
+def create_model_keys(opened: OpenStore, name: str) -> ModelCreate:
     """Make keys for a new model and store their wrap; the model exists once the returned payload is in the log."""
-    check_model_name(name)
     model = ModelId(opened.entropy.token(RANDOM_ID_BYTES))
     pairs = {c: new_component_key(opened.tenant, model, c, opened.entropy) for c in ComponentClass}
-    keys = ModelKeys(model, pairs)
-    private = _Private(tuple(_PrivateHalf(int(c), 0, pair.private or b"") for c, pair in sorted(pairs.items())))
+    return import_model_keys(opened, name, ModelKeys(model, pairs))
+
+
+def import_model_keys(opened: OpenStore, name: str, keys: ModelKeys) -> ModelCreate:
+    """Store a wrap of keys that another store of the tenant has; as `create_model_keys`."""
+    check_model_name(name)
+    model, pairs = keys.model, sorted(keys.pairs.items())
+    private = _Private(tuple(_PrivateHalf(int(c), pair.generation, pair.private or b"") for c, pair in pairs))
     wrap = f"{_FOLDER}/{opened.entropy.token(RANDOM_ID_BYTES).hex()}"
     context = WrapContext(opened.store, WrapPurpose.MODEL_KEYS, model)
     opened.backend.create(wrap, [opened.provider.wrap(encode(private), context, opened.entropy)])
-    publics = tuple(ComponentPublic(int(c), 0, pair.public) for c, pair in sorted(pairs.items()))
-    return ModelCreate(model, model_tag(opened.secrets.k_log, name), keys.seal_name(name), publics, wrap), keys
+    publics = tuple(ComponentPublic(int(c), pair.generation, pair.public) for c, pair in pairs)
+    return ModelCreate(model, model_tag(opened.secrets.k_log, name), keys.seal_name(name), publics, wrap)
 
 
 def open_model_keys(opened: OpenStore, model: ModelId, state: Model) -> ModelKeys:

@@ -60,7 +60,7 @@ def ensure_model(registry: Registry, name: str) -> ModelId:
     found = registry.state.model_by_tag(tag)
     if found is None:
         registry.check_writable()
-        payload, _ = create_model_keys(registry.opened, name)
+        payload = create_model_keys(registry.opened, name)
 
         def build(state: State) -> ModelCreate:
             if state.model_by_tag(tag):

@@ -15,9 +15,9 @@ from cairn.core.canonical import decode, encode
 from cairn.core.clock import Clock, Entropy, SystemClock, SystemEntropy
 from cairn.core.errors import IntegrityError, NotAllowed, ObjectExists, ObjectNotFound
 from cairn.core.ids import RANDOM_ID_BYTES, StoreId, TenantId
-from cairn.core.limits import SESSION_HEARTBEAT_SECONDS, SESSION_SILENCE_SECONDS
+from cairn.core.limits import LOG_ENTRY_BYTES_MAX, SESSION_HEARTBEAT_SECONDS, SESSION_SILENCE_SECONDS
 from cairn.registry.entries import FORMAT as ENTRY_FORMAT
-from cairn.registry.entries import Entry, Founding, Init, seal_entry
+from cairn.registry.entries import Entry, Founding, Init, open_entry, payload_of, seal_entry
 from cairn.registry.formatfile import NAME as FORMAT_NAME
 from cairn.registry.formatfile import read_format, write_format
 from cairn.registry.localfiles import KeyHome, write_private
@@ -38,7 +38,10 @@ _KEY_FILE_BYTES_MAX = 64 << 10
 
 
 class StoreSecrets(msgspec.Struct, frozen=True):
-    """What the first wrap holds: the tenant's secret, the random class keys of this store, the recovery identity."""
+    """What the first wrap holds: the tenant's secret, random class keys, the recovery identity.
+
+    All stores of a tenant share `tenant_secret` and `k_ckpt`, hence ids; the rest is the store's own.
+    """
 
     tenant_secret: bytes
     k_index: bytes
@@ -105,8 +108,13 @@ def create_store(
     source: KeySource,
     clock: Clock | None = None,
     entropy: Entropy | None = None,
+    twin: OpenStore | None = None,
 ) -> tuple[OpenStore, Path | None]:
-    """Create a store with a tenant of its own; returns it and the key file that was written, if any.
+    """Create a store; returns it and the key file that was written, if any.
+
+    Args:
+        twin: a store whose tenant the new one shall belong to, so that content travels between them as it is; by
+            default it gets a tenant of its own.
 
     Raises:
         ObjectExists: there is a store here already.
@@ -117,8 +125,13 @@ def create_store(
     identity = home.identity(entropy)
     store = StoreId(entropy.token(RANDOM_ID_BYTES))
     founding = encode(Founding(1, identity.actor, entropy.token(16)))
+    if twin:
+        founding = founding_of(twin, twin.backend.read(entry_name(0), 0, LOG_ENTRY_BYTES_MAX + 1))
     tenant = tenant_id(founding)
     secrets = StoreSecrets(*(entropy.token(32) for _ in range(5)))
+    if twin:
+        shared = twin.secrets
+        secrets = msgspec.structs.replace(secrets, tenant_secret=shared.tenant_secret, k_ckpt=shared.k_ckpt)
     root = RootKey(0, entropy.token(32))
     key_file = _keep_root_key(backend, home, source, store, root, entropy)
     wrap = root.wrap(encode(secrets), WrapContext(store, WrapPurpose.STORE_KEYS), entropy)
@@ -147,6 +160,18 @@ def create_store(
     keys = TenantKeys.from_secret(tenant, secrets.tenant_secret)
     opened = OpenStore(backend, store, tenant, keys, secrets, root, identity, home, clock, entropy, key_file)
     return opened, key_file
+
+
+def founding_of(opened: OpenStore, stored: bytes) -> bytes:
+    """The founding record of a store's tenant, from its log entry 0.
+
+    Raises:
+        IntegrityError: it is damaged, or another tenant's.
+    """
+    payload = payload_of(open_entry(stored, 0, opened.tenant, opened.store, opened.secrets.k_log))
+    if not isinstance(payload, Init) or tenant_id(payload.founding) != opened.tenant:
+        raise IntegrityError("log entry 0 is not the init entry of this store's tenant")
+    return payload.founding
 
 
 def _refuse_existing(backend: Backend) -> None:

@@ -7,11 +7,10 @@ The entry is the line that publishes: before it nothing has changed for anybody,
 from itertools import groupby
 
 import msgspec
-from blake3 import blake3
 
 from cairn.core.canonical import encode
 from cairn.core.errors import IntegrityError
-from cairn.core.ids import OBJECT_RANDOM_BYTES, CheckpointId, ContentId, ModelId
+from cairn.core.ids import CheckpointId, ContentId, ModelId
 from cairn.manifests.schema import Body, ComponentHash, ComponentRoot, Parent
 from cairn.manifests.tiling import RULE
 from cairn.registry.checkpoint import checkpoint_id
@@ -21,10 +20,11 @@ from cairn.registry.names import ref_tag
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
 from cairn.registry.state import State
-from cairn.store.chunkstore import Written
+from cairn.registry.uploads import Uploads
 from cairn.store.crypto.components import ComponentClass
-from cairn.store.crypto.objects import ObjectKind, seal_object
+from cairn.store.crypto.objects import ObjectKind
 from cairn.store.index import encode_piece, join_pieces, pack_table, sorted_ids
+from cairn.store.written import Written
 
 FORMAT = 1
 ENVELOPE = "envelope"
@@ -73,15 +73,7 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
     opened, secrets = registry.opened, registry.opened.secrets
     keys = registry.model_keys(draft.model)
 
-    def upload(stored: bytes, kind: str) -> ObjectRef:
-        random = opened.entropy.token(OBJECT_RANDOM_BYTES)
-        ref = ObjectRef(session.ensure_open() + random, len(stored), blake3(stored).digest())
-        opened.backend.create(ref.object_name(kind), [stored])
-        return ref
-
-    def seal(class_key: bytes, kind: ObjectKind, plain: bytes) -> bytes:
-        return seal_object(class_key, opened.store, kind, plain, opened.entropy)
-
+    uploads = Uploads(opened, session)
     written = draft.written
     pieces: tuple[ObjectRef, ...] = ()
     plain = encode_piece(written.packs, written.entries)
@@ -89,20 +81,20 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
         plain = join_pieces([plain, *draft.beside])
     packs = pack_table(plain)
     if packs:
-        pieces = (upload(seal(secrets.k_index, ObjectKind.INDEX_PIECE, plain), "index"),)
+        pieces = (uploads.seal(secrets.k_index, ObjectKind.INDEX_PIECE, plain, "index"),)
     roots, hashes = [], []
     for component, root in sorted(draft.components.items()):
         pair = keys.pair(component)
-        ref = upload(pair.seal_root(encode(root), opened.entropy), "root")
+        ref = uploads.put(pair.seal_root(encode(root), opened.entropy), "root")
         roots.append(RootRef(int(component), pair.generation, ref))
         hashes.append(ComponentHash(int(component), pair.generation, ref.hash))
     body = encode(Body(FORMAT, draft.model, RULE, tuple(hashes), draft.parents, draft.meta.step, draft.exactness))
     identifier = checkpoint_id(secrets.k_ckpt, body)
-    body_ref = upload(seal(secrets.k_ckpt, ObjectKind.BODY, body), "body")
-    reach = upload(seal(secrets.k_index, ObjectKind.REACHABILITY, sorted_ids(draft.reachable)), "reach")
+    body_ref = uploads.seal(secrets.k_ckpt, ObjectKind.BODY, body, "body")
+    reach = uploads.seal(secrets.k_index, ObjectKind.REACHABILITY, sorted_ids(draft.reachable), "reach")
     envelope = None
     if draft.envelope is not None:
-        envelope = upload(keys.pair(ComponentClass.META).seal(draft.envelope, ENVELOPE), ENVELOPE)
+        envelope = uploads.put(keys.pair(ComponentClass.META).seal(draft.envelope, ENVELOPE), ENVELOPE)
     tag = ref_tag(secrets.k_log, draft.model, draft.branch)
     change = RefChange(tag, keys.seal_name(draft.branch), draft.expected)
     meta = seal_meta(registry, draft.model, draft.meta)

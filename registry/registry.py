@@ -11,7 +11,7 @@ from cairn.core.canonical import encode
 from cairn.core.errors import ConflictError, IntegrityError, NewerFormat, NotAllowed, ObjectNotFound
 from cairn.core.ids import ModelId, short
 from cairn.core.limits import LOG_ENTRY_BYTES_MAX
-from cairn.registry.entries import FORMAT, TYPES, Entry, Init, Payload, open_entry, payload_of, seal_entry
+from cairn.registry.entries import FORMAT, TYPES, Entry, Payload, open_entry, seal_entry
 from cairn.registry.fold import apply_payload, decode_state, encode_state
 from cairn.registry.indexing import StateIndex, found_in, salvage_packs
 from cairn.registry.localfiles import Head
@@ -19,7 +19,7 @@ from cairn.registry.log import append, check_no_hole, read_entry, read_from
 from cairn.registry.merkle import leaf_hash
 from cairn.registry.modelkeys import ModelKeys, open_model_keys
 from cairn.registry.names import entry_name
-from cairn.registry.opened import OpenStore, tenant_id
+from cairn.registry.opened import OpenStore, founding_of
 from cairn.registry.replay import UNREADABLE, Replay
 from cairn.registry.state import State
 from cairn.store.cache import Cache
@@ -173,10 +173,7 @@ class Registry:
             raise IntegrityError(
                 f"{opened.backend.url} has lost log entry 0", hint="restore it from a copy of the store"
             ) from None
-        entry = open_entry(stored, 0, opened.tenant, opened.store, opened.secrets.k_log)
-        init = payload_of(entry)
-        if not isinstance(init, Init) or tenant_id(init.founding) != opened.tenant:
-            raise IntegrityError("log entry 0 is not the init entry of this store's tenant")
+        founding_of(opened, stored)
         return stored
 
     def _load(self) -> tuple[Replay, State]:

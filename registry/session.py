@@ -12,13 +12,13 @@ import threading
 import msgspec
 
 from cairn.core.canonical import encode
-from cairn.core.errors import CairnError, TryAgain
+from cairn.core.errors import CairnError, ObjectNotFound, TryAgain
 from cairn.core.ids import RANDOM_ID_BYTES, SessionId
 from cairn.registry.opened import OpenStore
 from cairn.store.crypto.objects import ObjectKind, seal_object
 
 FOLDER = "sessions"
-OPEN = ".open"
+OPEN, BEAT = ".open", ".beat-"
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -31,6 +31,15 @@ class SessionRecord(msgspec.Struct, frozen=True):
     claimed_at: int
 
 
+def is_open(opened: OpenStore, session: SessionId) -> bool:
+    """Whether a session's object exists."""
+    try:
+        opened.backend.size(f"{FOLDER}/{session.hex()}{OPEN}")
+    except ObjectNotFound:
+        return False
+    return True
+
+
 def open_sessions(opened: OpenStore) -> list[SessionId]:
     """Sessions whose object exists: of writers at work, and of some that died."""
     names = [listed.name.removeprefix(f"{FOLDER}/") for listed in opened.backend.list(FOLDER)]
@@ -41,9 +50,19 @@ def open_sessions(opened: OpenStore) -> list[SessionId]:
 class Session:
     """One writer's session; opened lazily by the first upload. Use as a context manager."""
 
-    def __init__(self, opened: OpenStore, epoch: int, heartbeat_seconds: float) -> None:
+    def __init__(
+        self, opened: OpenStore, epoch: int, heartbeat_seconds: float, resumed: SessionId | None = None
+    ) -> None:
+        """Nothing happens before the first upload.
+
+        Args:
+            epoch: the collection epoch that the writer has seen.
+            resumed: a session of the same user that ended without a commit and whose object still exists; `epoch` is
+                then that session's.
+        """
         self.epoch = epoch
-        self.id = SessionId(opened.entropy.token(RANDOM_ID_BYTES))
+        self.id = resumed or SessionId(opened.entropy.token(RANDOM_ID_BYTES))
+        self._resumed = resumed is not None
         self._opened = opened
         self._heartbeat_seconds = heartbeat_seconds
         self._lock = threading.Lock()
@@ -61,15 +80,25 @@ class Session:
         with self._lock:
             if self._beater is None:
                 self._reclaim_others()
-                record = SessionRecord(self.id, self.epoch, self._opened.identity.actor, self._opened.clock.wall_ns())
-                opened = self._opened
-                sealed = seal_object(
-                    opened.secrets.k_log, opened.store, ObjectKind.SESSION, encode(record), opened.entropy
-                )
-                opened.backend.create(f"{self.name}.open", [sealed])
+                if self._resumed:
+                    self._beats = self._last_beat()
+                else:
+                    self._create()
                 self._beater = threading.Thread(target=self._beat, name="cairn-heartbeat", daemon=True)
                 self._beater.start()
             return self.id
+
+    def _create(self) -> None:
+        opened = self._opened
+        record = SessionRecord(self.id, self.epoch, opened.identity.actor, opened.clock.wall_ns())
+        sealed = seal_object(opened.secrets.k_log, opened.store, ObjectKind.SESSION, encode(record), opened.entropy)
+        opened.backend.create(f"{self.name}{OPEN}", [sealed])
+
+    def _last_beat(self) -> int:
+        """Number of the newest heartbeat, 0 if there is none: those of a resumed session go on from there."""
+        stem = f"{self.name}{BEAT}"
+        names = [one.name for one in self._opened.backend.list(FOLDER) if one.name.startswith(stem)]
+        return max((int(name.removeprefix(stem)) for name in names if name.removeprefix(stem).isdigit()), default=0)
 
     def _reclaim_others(self) -> None:
         """Free what writers of other sessions left behind unfinished when they were killed."""
@@ -81,10 +110,10 @@ class Session:
         while not self._ended.wait(self._heartbeat_seconds):
             # A beat that fails is made up by the next one; silence is what counts.
             with contextlib.suppress(CairnError):
-                self._opened.backend.create(f"{self.name}.beat-{self._beats + 1}", [b""])
+                self._opened.backend.create(f"{self.name}{BEAT}{self._beats + 1}", [b""])
                 self._beats += 1
                 if self._beats > 1:
-                    self._opened.backend.delete(f"{self.name}.beat-{self._beats - 1}")
+                    self._opened.backend.delete(f"{self.name}{BEAT}{self._beats - 1}")
 
     def end(self) -> None:
         """Stop the heartbeat and remove the session's objects; uploads without a commit become collectable."""
@@ -96,8 +125,8 @@ class Session:
             self._beater = None
         with contextlib.suppress(CairnError):
             if self._beats:
-                self._opened.backend.delete(f"{self.name}.beat-{self._beats}")
-            self._opened.backend.delete(f"{self.name}.open")
+                self._opened.backend.delete(f"{self.name}{BEAT}{self._beats}")
+            self._opened.backend.delete(f"{self.name}{OPEN}")
 
     def __enter__(self) -> "Session":
         return self

@@ -33,6 +33,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     meta: bytes
     run_epoch: int | None = None
     envelope: ObjectRef | None = None
+    partial: bool = False
 
 
 class Model(msgspec.Struct):

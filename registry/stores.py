@@ -51,5 +51,28 @@ def open_store(
     return Registry(_open(backend_at(str(location)), _home(settings), source))
 
 
+def open_remote(
+    location: str, *, key_file: Path | None = None, ask: Callable[[], str | None] | None = None
+) -> Registry:
+    """Open another store than the one at work: `CAIRN_KEY_FILE` speaks of that one only.
+
+    Raises:
+        NotAStore, NotAllowed: see `open_store`.
+    """
+    settings = Settings.from_environment()
+    return Registry(_open(backend_at(location), _home(settings), KeySource(key_file, settings.passphrase, ask)))
+
+
+def create_twin(location: str, twin: OpenStore, *, passphrase: str | None = None) -> tuple[OpenStore, Path | None]:
+    """Create a store of the tenant of another; its key file goes to its usual place.
+
+    Raises:
+        ObjectExists: something is there already.
+    """
+    settings = Settings.from_environment()
+    backend, _ = backend_for_new(location)
+    return _create(backend, _home(settings), KeySource(None, passphrase), twin=twin)
+
+
 def _home(settings: Settings) -> KeyHome:
     return KeyHome(settings.data, settings.state, settings.cache)

@@ -134,14 +134,21 @@ class Cache:
 
     def locations(self, identifier: ContentId, marked: bool = False) -> list[Location]:
         """Every known place of a content id, best first: newest first, and those marked bad last, if asked for."""
+        return self.locations_of((identifier,), marked)[0]
+
+    def locations_of(self, identifiers: Iterable[ContentId], marked: bool = False) -> list[list[Location]]:
+        """As `locations`, of many: one after the other, as of one moment."""
         with self._lock, self._read() as transaction:
-            records, marks = self._overlay.get(identifier, b""), b""
-            for first, plain in self._held_pieces.items():
-                records = _found(first, plain, identifier) + records
-            if transaction is not None:
-                records = self._in_pieces(transaction, identifier) + records
-                records = bytes(transaction.get(identifier, b"", db=self._ids)) + records
-                marks = bytes(transaction.get(_BAD + identifier, b"", db=self._meta))
+            return [self._find(transaction, identifier, marked) for identifier in identifiers]
+
+    def _find(self, transaction: lmdb.Transaction | None, identifier: ContentId, marked: bool) -> list[Location]:
+        records, marks = self._overlay.get(identifier, b""), b""
+        for first, plain in self._held_pieces.items():
+            records = _found(first, plain, identifier) + records
+        if transaction is not None:
+            records = self._in_pieces(transaction, identifier) + records
+            records = bytes(transaction.get(identifier, b"", db=self._ids)) + records
+            marks = bytes(transaction.get(_BAD + identifier, b"", db=self._meta))
         if len(records) > _LOCATION.size or marks:
             bad = _records(marks)
             known = list(reversed(dict.fromkeys(_records(records))))

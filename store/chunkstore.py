@@ -7,11 +7,9 @@ and writing release the GIL; a chunk is copied once, by encryption into the pack
 
 import mmap
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
-
-import msgspec
 
 from cairn.core.buffers import Buffer
 from cairn.core.clock import Clock, Entropy
@@ -26,6 +24,7 @@ from cairn.store.crypto.tenant import ContentType, TenantKeys
 from cairn.store.fills import fill_digest, fill_of
 from cairn.store.index import Location, PackRef, PieceEntry
 from cairn.store.pack import PackedChunk
+from cairn.store.written import WriteCounts, WriteSeconds, Written
 
 # Every that many chunks of a pack one is opened and compared before the pack leaves memory.
 _VERIFY_EVERY = 64
@@ -45,51 +44,6 @@ class Index(Protocol):
     def mark(self, identifier: ContentId, location: Location, bad: bool) -> None:
         """Note that a place's bytes failed, or are good again."""
         ...
-
-
-class WriteCounts(msgspec.Struct):
-    """What a writer stored (new) and what was there already (reused). Bytes are plaintext; `bytes_stored` is sealed."""
-
-    chunks_new: int = 0
-    bytes_new: int = 0
-    bytes_stored: int = 0
-    chunks_reused: int = 0
-    bytes_reused: int = 0
-
-    def all_reused(self) -> "WriteCounts":
-        """The counts of writing the same once more."""
-        return WriteCounts(
-            chunks_reused=self.chunks_new + self.chunks_reused, bytes_reused=self.bytes_new + self.bytes_reused
-        )
-
-    def add(self, other: "WriteCounts") -> None:
-        """Sum up."""
-        for name in self.__struct_fields__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-
-class WriteSeconds(msgspec.Struct):
-    """Where a save's writers spent their time, summed over threads."""
-
-    digest: float = 0.0
-    encode: float = 0.0
-    seal: float = 0.0
-    store: float = 0.0
-
-    def add(self, other: "WriteSeconds") -> None:
-        """Sum up."""
-        for name in self.__struct_fields__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-
-class Written(msgspec.Struct):
-    """What one save has put into packs so far; shared by its writers."""
-
-    packs: list[PackRef] = msgspec.field(default_factory=list)
-    entries: list[PieceEntry] = msgspec.field(default_factory=list)
-    relied: set[int] = msgspec.field(default_factory=set)
-    counts: WriteCounts = msgspec.field(default_factory=WriteCounts)
-    seconds: WriteSeconds = msgspec.field(default_factory=WriteSeconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +162,8 @@ class ChunkSave:
         self.session = session
         self.policy = policy
         self.written = Written()
+        # Told of each pack that is durable.
+        self.uploaded: Callable[[PackRef, Sequence[PackedChunk]], None] | None = None
         self._lock = threading.Lock()
         self._claimed: set[ContentId] = set()
         self._packs_checked: dict[int, bool] = {}
@@ -223,6 +179,10 @@ class ChunkSave:
                 return False
             self._claimed.add(identifier)
         return not self.rely(identifier)
+
+    def claimed(self, identifier: ContentId) -> bool:
+        """Whether this save has stored, or is storing, this content itself."""
+        return identifier in self._claimed
 
     def rely(self, identifier: ContentId) -> bool:
         """Whether the store holds this content already; the save then relies on the pack that has it."""
@@ -245,7 +205,13 @@ class ChunkSave:
             self._packs_checked[location.pack] = present
         return present
 
-    def publish_pack(self, ref: PackRef, chunks: Iterable[PackedChunk]) -> None:
+    def take_over(self, ref: PackRef, chunks: Sequence[PackedChunk]) -> None:
+        """Count a durable pack of the same session, uploaded before the writer was interrupted, as this save's."""
+        with self._lock:
+            self._claimed.update(chunk.id for chunk in chunks)
+        self.publish_pack(ref, chunks)
+
+    def publish_pack(self, ref: PackRef, chunks: Sequence[PackedChunk]) -> None:
         """Record a pack that is durable now."""
         with self._lock:
             number = len(self.written.packs)
@@ -315,7 +281,30 @@ class ChunkWriter:
         self.counts.bytes_reused += length
 
     def _append(self, kind: ContentType, digest: Digest, code: int, raw_length: int, encoded: Buffer) -> None:
-        if self._chunks and self._used + len(encoded) + OVERHEAD_BYTES > self._target_bytes:
+        buffer = self._room(len(encoded) + OVERHEAD_BYTES)
+        begun = self._save.now()
+        with memoryview(buffer) as whole, whole[self._used :] as target:
+            stored = seal_into(self._access.keys, kind, digest, code, raw_length, encoded, target, self._access.entropy)
+        self.seconds.seal += self._save.now() - begun
+        chunk = PackedChunk(self._access.keys.of(kind).content_id(digest), self._used, stored)
+        if len(self._chunks) % _VERIFY_EVERY == 0:
+            self._samples.append((kind, digest, chunk))
+        self._add(chunk, raw_length)
+
+    def adopt(self, identifier: ContentId, sealed: Buffer) -> bool:
+        """Store a sealed chunk or page of this tenant as it is, unless it is known; the caller has authenticated it."""
+        length, raw_length = len(sealed), parse_header(sealed, "a chunk").raw_length
+        if not self._save.claim(identifier):
+            self._count_reused(raw_length)
+            return False
+        buffer = self._room(length)
+        buffer[self._used : self._used + length] = sealed
+        self._add(PackedChunk(identifier, self._used, length), raw_length)
+        return True
+
+    def _room(self, length: int) -> mmap.mmap:
+        """The open pack's buffer, with room for so many more bytes."""
+        if self._chunks and self._used + length > self._target_bytes:
             self.flush()
         if self._buffer is None:
             # Anonymous memory: unused pages cost nothing. Kept for the next pack, since each fresh page costs a fault.
@@ -323,18 +312,14 @@ class ChunkWriter:
         if not self._used:
             self._buffer[: len(pack.HEADER)] = pack.HEADER
             self._used = len(pack.HEADER)
-        begun = self._save.now()
-        with memoryview(self._buffer) as whole, whole[self._used :] as target:
-            stored = seal_into(self._access.keys, kind, digest, code, raw_length, encoded, target, self._access.entropy)
-        self.seconds.seal += self._save.now() - begun
-        chunk = PackedChunk(self._access.keys.of(kind).content_id(digest), self._used, stored)
-        if len(self._chunks) % _VERIFY_EVERY == 0:
-            self._samples.append((kind, digest, chunk))
+        return self._buffer
+
+    def _add(self, chunk: PackedChunk, raw_length: int) -> None:
         self._chunks.append(chunk)
-        self._used += stored
+        self._used += chunk.length
         self.counts.chunks_new += 1
         self.counts.bytes_new += raw_length
-        self.counts.bytes_stored += stored
+        self.counts.bytes_stored += chunk.length
 
     def flush(self) -> None:
         """Upload the open pack; durable when this returns."""
@@ -348,6 +333,8 @@ class ChunkWriter:
         with memoryview(self._buffer) as whole, whole[: self._used] as sealed:
             self._check_samples(sealed)
             self._access.backend.create(ref.name, [sealed, tail])
+        if self._save.uploaded is not None:
+            self._save.uploaded(ref, self._chunks)
         self._save.publish_pack(ref, self._chunks)
         self.seconds.store += self._save.now() - begun
         self._used, self._chunks, self._samples = 0, [], []

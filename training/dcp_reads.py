@@ -79,7 +79,8 @@ class Reads:
             IntegrityError: a chunk is damaged; what was filled before stays so.
         """
         chunks, boxes = self._contents.manifest.chunks, self._boxes
-        reads = plan_reads(boxes.groups(), chunks.index, registry.opened.keys.chunk)
+        with self._contents.manifest.explained():
+            reads = plan_reads(boxes.groups(), chunks.index, registry.opened.keys.chunk)
         try:
             boxes.copy_inline()
             execute(reads, chunks, boxes.deliver, threads_within_budget(_WORKER_BYTES), boxes.place, recompute)

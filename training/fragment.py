@@ -11,7 +11,7 @@ import msgspec
 
 from cairn.manifests.schema import Key
 from cairn.registry.envelope import Stages
-from cairn.store.chunkstore import WriteCounts
+from cairn.store.written import WriteCounts
 
 Ints = tuple[int, ...]
 

@@ -25,10 +25,11 @@ from cairn.registry.opened import OpenStore
 from cairn.registry.publish import Draft, publish
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
-from cairn.store.chunkstore import ChunkSave, WriteCounts, Written
+from cairn.store.chunkstore import ChunkSave
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
 from cairn.store.index import check_piece, encode_piece
+from cairn.store.written import WriteCounts, Written
 from cairn.training.fragment import ContributedValue, Contribution, Fragment
 from cairn.training.merge import Merged, Merger
 

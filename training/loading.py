@@ -142,7 +142,7 @@ class Loader:
                 below = stored.get(aliases[scope], StoredScope())
                 binding.add(part.bind(below.below(path) if path else below))
         verdict = self._vote(manifest, binding, options)
-        with collection_paused():
+        with collection_paused(), manifest.explained():
             prepared = self._prepare(manifest, binding.reads)
         begun = self._lap("plan", begun)
         self._read(prepared, options)

@@ -187,7 +187,8 @@ class _Writer:
                 raise IntegrityError(f"the recipe of a file in {self._manifest.what} does not add up to its size")
         self._progress.stage("write", total)
         chunks = self._manifest.chunks
-        plan = plan_reads(self._recipe.groups, chunks.index, chunks.access.keys.chunk)
+        with self._manifest.explained():
+            plan = plan_reads(self._recipe.groups, chunks.index, chunks.access.keys.chunk)
         threads = threads_within_budget(_WORKER_BYTES)
         execute(plan, chunks, self._deliver, threads)
         return CheckoutResult(sum(entry.part == 0 for entry in entries), total, plan.bytes_fetched, plan.requests)

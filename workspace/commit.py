@@ -28,10 +28,11 @@ from cairn.registry.names import MAIN, check_model_name, check_ref_name
 from cairn.registry.publish import Draft, publish
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
-from cairn.store.chunkstore import ChunkSave, WriteCounts
+from cairn.store.chunkstore import ChunkSave
 from cairn.store.codec import CodecPolicy
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.fills import fill_of
+from cairn.store.written import WriteCounts
 from cairn.workspace.filecache import FileCache
 from cairn.workspace.ingest import READ_BYTES_MAX, FileIngest, Job
 from cairn.workspace.layout import lay_out

@@ -1,6 +1,7 @@
 """The fold: what each entry does, and every reason for which one is void and changes nothing."""
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 
 from cairn.core.canonical import decode, encode
 from cairn.registry import fold
-from cairn.registry.entries import Abort, Payload, RefChange, RefDelete, RefMove, RunOpen
+from cairn.registry.entries import Abort, ObjectRef, Payload, RefChange, RefDelete, RefMove, RunOpen, Supply
 from cairn.registry.fold import decode_state, encode_state
 from cairn.registry.state import Checkpoint, Piece, Ref, State
+from cairn.store.index import PackRef
 from tests.support.logs import (
     MAIN,
     MODEL,
@@ -244,6 +246,46 @@ REFS = {
 @pytest.mark.parametrize(("payload", "reason"), REFS.values(), ids=REFS)
 def test_a_change_of_refs_is_void(state: State, payload: Payload, reason: str) -> None:
     assert void(state, payload) == reason
+
+
+def test_a_commit_may_make_a_tag_of_a_known_kind(state: State) -> None:
+    change = msgspec.structs.replace(moved(None, b"v2"), kind="tag")
+    assert void(state, commit_entry(SECOND, ref=msgspec.structs.replace(change, kind="bookmark"))) == REFS["neither"][1]
+    assert void(state, commit_entry(SECOND, ref=msgspec.structs.replace(moved(FIRST), kind="tag"))) == (
+        "the name is taken by a branch"
+    )
+    assert LOG.apply(state, commit_entry(SECOND, ref=change)) is None
+    assert state.models[MODEL].refs[b"v2"].kind == "tag"
+
+
+# --- Supplies ---------------------------------------------------------------------------------
+
+
+def supply(checkpoint: bytes = FIRST, own: Sequence[PackRef] = (), **changes: Any) -> Supply:
+    fields = msgspec.structs.asdict(commit_entry(checkpoint, own, **changes))
+    names = Supply.__struct_fields__
+    return Supply(**{name: fields[name] for name in names})
+
+
+def test_a_supply_adds_packs_and_replaces_the_list(state: State) -> None:
+    other = ObjectRef(OBJECT.name, 5, b"h" * 32)
+    payload = msgspec.structs.replace(supply(own=packs(8), relied=((1, 1),)), reachability=other, partial=True)
+    before = state.models[MODEL].checkpoints[FIRST]
+    assert LOG.apply(state, payload) is None
+    assert state.pack(state.pack_count - 1) == packs(8)[0]
+    after = state.models[MODEL].checkpoints[FIRST]
+    assert after == msgspec.structs.replace(before, reachability=other, partial=True)
+    assert state.models[MODEL].refs[MAIN].checkpoint == FIRST
+
+
+def test_a_supply_obeys_the_commit_rule(state: State) -> None:
+    assert void(state, supply(SECOND)) == "its checkpoint does not exist"
+    assert void(state, supply(own=packs(7, 4))) == "it lists a pack that is numbered already"
+    assert void(state, supply(relied=((0, 9),))) == "it relies on packs that are not in force"
+    assert void(state, supply(epoch=3)) == "its epoch 3 is not within floor 0 and epoch 0"
+    state.epoch, state.epoch_n, state.floor, state.condemned = 7, 2, 5, {1: 6, 2: 7}
+    assert LOG.apply(state, supply(epoch=6, hit_position=2, relied=((1, 1),))) is None
+    assert state.condemned == {2: 7}
 
 
 # --- Runs -------------------------------------------------------------------------------------

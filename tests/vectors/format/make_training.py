@@ -33,12 +33,13 @@ from cairn.registry.publish import Draft, publish
 from cairn.registry.registry import Registry
 from cairn.registry.runs import open_run
 from cairn.registry.session import Session
-from cairn.store.chunkstore import ChunkWriter, WriteCounts, Written
+from cairn.store.chunkstore import ChunkWriter
 from cairn.store.codec import CodecPolicy
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.signing import Identity
 from cairn.store.crypto.tenant import ContentType
 from cairn.store.index import PieceEntry
+from cairn.store.written import WriteCounts, Written
 
 MODEL, BRANCH = "golden run", "main"
 IN_PIECES = (

@@ -85,11 +85,36 @@ class Log:
         return None
 
     def _commit(self, body: Fields, n: int) -> str | None:
-        model = self.models.get(body["model"])
-        change, packs = body["ref"], [body["packs"][at : at + 36] for at in range(0, len(body["packs"]), 36)]
-        keys, ranges = {pack[:28] for pack in packs}, [low for pair in body["relied"] for low in pair]
+        model, change = self.models.get(body["model"]), body["ref"]
+        kind = change.get("kind", "branch")
         if model is None or any(body["checkpoint"] in m["checkpoints"] for m in self.models.values()):
             return "its model does not exist, or its checkpoint does"
+        if reason := self._check_packs(body, n):
+            return reason
+        if kind not in ("branch", "tag"):
+            return "it is neither a branch nor a tag"
+        if _ref(model, change["tag"]) not in {(None, change["expected"]), (kind, change["expected"])}:
+            return "its branch has another value"
+        if body.get("run_epoch") not in (None, model["runs"].get(change["tag"])):
+            return "another run has taken over its branch"
+        self._add_packs(body)
+        model["checkpoints"][body["checkpoint"]] = body
+        model["refs"][change["tag"]] = (kind, body["checkpoint"], change["sealed_name"])
+        return None
+
+    def _supply(self, body: Fields, n: int) -> str | None:
+        model = self.models.get(body["model"])
+        if model is None or body["checkpoint"] not in model["checkpoints"]:
+            return "its checkpoint does not exist"
+        if reason := self._check_packs(body, n):
+            return reason
+        self._add_packs(body)
+        model["checkpoints"][body["checkpoint"]] |= {name: body[name] for name in ("reachability", "partial")}
+        return None
+
+    def _check_packs(self, body: Fields, n: int) -> str | None:
+        packs = [body["packs"][at : at + 36] for at in range(0, len(body["packs"]), 36)]
+        keys, ranges = {pack[:28] for pack in packs}, [low for pair in body["relied"] for low in pair]
         if body["epoch"] != 0 or body["hit_position"] >= n:
             return "its hits are not good for its epoch"
         if ranges != sorted(ranges) or any(high >= len(self.packs) for high in ranges):
@@ -98,15 +123,12 @@ class Log:
             return "its packs are not listed properly"
         if any(key[:16] not in body["sessions"] for key in keys) or keys & {pack[:28] for pack in self.packs}:
             return "a pack of another session, or numbered already"
-        if _ref(model, change["tag"]) not in {(None, change["expected"]), ("branch", change["expected"])}:
-            return "its branch has another value"
-        if body.get("run_epoch") not in (None, model["runs"].get(change["tag"])):
-            return "another run has taken over its branch"
+        return None
+
+    def _add_packs(self, body: Fields) -> None:
+        packs = [body["packs"][at : at + 36] for at in range(0, len(body["packs"]), 36)]
         self.pieces += [(piece, len(self.packs), len(packs)) for piece in body["pieces"]]
         self.packs += packs
-        model["checkpoints"][body["checkpoint"]] = body
-        model["refs"][change["tag"]] = ("branch", body["checkpoint"], change["sealed_name"])
-        return None
 
     def _run_open(self, body: Fields, n: int) -> str | None:
         model = self.models.get(body["model"])
@@ -141,6 +163,7 @@ _RULES = {
     "init": lambda log, body, n: "entry 0, and no other, is an init entry",
     "model.create": Log._model_create,
     "commit": Log._commit,
+    "supply": Log._supply,
     "run.open": Log._run_open,
     "ref.move": Log._ref_move,
     "ref.delete": Log._ref_delete,

@@ -1,0 +1,41 @@
+"""`cairn clone`: a new store with what another one has."""
+
+from pathlib import Path
+
+import click
+
+from cairn.cli.opening import PlainPath, ask_passphrase, store_choice, store_options
+from cairn.cli.output import emit, emit_json, note, safe, size
+from cairn.cli.progress import ProgressBar
+
+
+@click.command()
+@click.argument("url")
+@click.argument("folder", metavar="DIR", type=PlainPath(path_type=Path))
+@click.argument("selectors", metavar="[MODEL[@REF]]...", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@store_options
+def command(url: str, folder: Path, selectors: tuple[str, ...], as_json: bool) -> None:
+    """Make a store in DIR/.cairn of the tenant of the one at URL, which becomes its remote `origin`.
+
+    Brings the named checkpoints, or all branches and tags of all models. --key-file names the key of the store at URL.
+    """
+    from cairn.workspace.clone import clone
+
+    key_file = store_choice().key_file
+    with ProgressBar(as_json) as progress:
+        result = clone(url, folder, selectors, Path(key_file) if key_file else None, ask_passphrase, progress)
+    if as_json:
+        emit_json(
+            {
+                "store": result.store.hex(),
+                "location": result.location,
+                "key_file": str(result.key_file),
+                "refs": result.refs,
+                "bytes_fetched": result.bytes_fetched,
+            }
+        )
+        return
+    emit(f"cloned {safe(url)} into {safe(result.location)}")
+    emit(f"  {len(result.refs)} branches and tags, {size(result.bytes_fetched)} fetched")
+    note(f"Its key lies in {safe(str(result.key_file))}: copy it to a safe place.")

@@ -1,0 +1,72 @@
+"""`cairn remote`: other stores of the tenant, by name."""
+
+from pathlib import Path
+
+import click
+
+from cairn.cli.opening import ask_passphrase, open_registry, store_options
+from cairn.cli.output import emit, emit_json, note, safe, table
+
+
+@click.group()
+@store_options
+def command() -> None:
+    """Name other stores of this tenant, to push to and pull from."""
+
+
+@command.command("add")
+@click.argument("name")
+@click.argument("url")
+@click.option("--create", is_flag=True, help="Make an empty store of this tenant there.")
+@click.option("--remote-key-file", metavar="FILE", help="Key file of the remote, if it is not in its usual place.")
+@store_options
+def add(name: str, url: str, create: bool, remote_key_file: str | None) -> None:
+    """Remember the store at URL as NAME; `origin` is the one that push and pull use by default."""
+    from cairn.registry.remotes import Remote, Remotes
+    from cairn.registry.stores import create_twin, open_remote
+    from cairn.registry.sync import check_same_tenant
+
+    with open_registry() as registry:
+        remotes = Remotes(registry.opened)
+        remotes.check_free(name)
+        key_file = str(Path(remote_key_file).absolute()) if remote_key_file else ""
+        if create:
+            opened, written = create_twin(url, registry.opened)
+            note(f"created store {opened.store.hex()} in {safe(opened.backend.url)}")
+            if written is not None:
+                note(f"Its key lies in {safe(str(written))}: copy it to a safe place, and to whoever is to pull.")
+        other = open_remote(url, key_file=Path(key_file) if key_file else None, ask=ask_passphrase)
+        try:
+            check_same_tenant(registry, other)
+        finally:
+            other.close()
+        # What a relative path means must not change with the working folder.
+        remotes.add(name, Remote(url if "://" in url else str(Path(url).absolute()), key_file))
+    emit(f"remote {name} is {safe(url)}")
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@store_options
+def show(as_json: bool) -> None:
+    """List the remotes of this store."""
+    from cairn.registry.remotes import Remotes
+
+    with open_registry() as registry:
+        known = Remotes(registry.opened).all()
+    if as_json:
+        emit_json({name: {"url": remote.url, "key_file": remote.key_file or None} for name, remote in known.items()})
+        return
+    table(("name", "url"), [(name, remote.url) for name, remote in known.items()])
+
+
+@command.command("remove")
+@click.argument("name")
+@store_options
+def remove(name: str) -> None:
+    """Forget a remote; its store stays."""
+    from cairn.registry.remotes import Remotes
+
+    with open_registry() as registry:
+        Remotes(registry.opened).remove(name)
+    emit(f"forgot remote {safe(name)}")

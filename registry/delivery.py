@@ -1,0 +1,280 @@
+"""Delivering one checkpoint to another store: everything durable first, visible last.
+
+Order: session -> packs -> index piece -> roots, body, reachability list -> log entry `commit` (or `supply`, if the
+checkpoint is there and lacks something). What an interrupted delivery has uploaded is taken over by the next, as long
+as its session's object exists.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import msgspec
+
+from cairn.core.errors import IntegrityError, RefMoved, RefusedError
+from cairn.core.ids import CheckpointId, ContentId, ModelId, SessionId, short
+from cairn.core.limits import PUSH_RACES_MAX
+from cairn.core.progress import Progress
+from cairn.manifests.schema import TensorEntry
+from cairn.registry.checkpoint import CheckpointManifest
+from cairn.registry.contents import Entry, Named, contents
+from cairn.registry.entries import Commit, ObjectRef, RefChange, Supply
+from cairn.registry.fold import BRANCH
+from cairn.registry.indexing import read_object
+from cairn.registry.journal import Journal
+from cairn.registry.names import ref_tag
+from cairn.registry.publish import ENVELOPE, ranges
+from cairn.registry.reachability import read_reachability
+from cairn.registry.registry import Registry
+from cairn.registry.session import Session, is_open
+from cairn.registry.state import State
+from cairn.registry.transfer import Transfer
+from cairn.registry.uploads import Uploads
+from cairn.store.chunkstore import ChunkSave
+from cairn.store.crypto.components import ComponentClass
+from cairn.store.crypto.objects import ObjectKind, open_object
+from cairn.store.index import PackRef, encode_piece, pack_table, sorted_ids
+from cairn.store.pack import PackedChunk
+from cairn.store.written import WriteCounts
+
+# Name and kind of a ref, and what it points to before.
+_Ref = tuple[str, str, CheckpointId | None]
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """What is sent of a checkpoint: by default all.
+
+    Args:
+        components: these alone, beside its files.
+        tensors: patterns; of tensors, those alone whose name matches one.
+    """
+
+    components: frozenset[ComponentClass] = frozenset()
+    tensors: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is left out."""
+        return not self.components and not self.tensors
+
+    def has(self, component: ComponentClass) -> bool:
+        """Whether a component is sent."""
+        return not self.components or component in self.components or component is ComponentClass.FILES
+
+    def wants(self, entry: Entry) -> bool:
+        """Whether an entry's content is sent."""
+        if not self.tensors or not isinstance(entry, TensorEntry):
+            return True
+        names = str(entry.key), ".".join(map(str, entry.key.path))
+        return any(fnmatchcase(name, pattern) for name in names for pattern in self.tensors)
+
+
+class Delivery:
+    """One try.
+
+    Attributes:
+        partial: whether the target's checkpoint lacks something after it.
+    """
+
+    def __init__(
+        self, source: Registry, target: Registry, model: ModelId, checkpoint: CheckpointId, progress: Progress
+    ) -> None:
+        self._source, self._target = source, target
+        self._model, self._checkpoint, self._progress = model, checkpoint, progress
+        self._manifest = CheckpointManifest(source, model, checkpoint)
+        self._held = target.state.models[model].checkpoints.get(checkpoint)
+        self.partial = self._held.partial if self._held else self._manifest.state.partial
+        self.counts, self.bytes_resumed = WriteCounts(), 0
+        self._uploaded: list[tuple[PackRef, list[PackedChunk]]] = []
+
+    def needed(self, selection: Selection, repair: bool) -> bool:
+        """Whether there is anything to bring.
+
+        Raises:
+            RefusedError: all is wanted of what the source has in part.
+        """
+        if self._manifest.state.partial and selection.whole:
+            raise RefusedError(
+                f"{self._manifest.what} is here in part only", hint="pull the rest first, or name what to send"
+            )
+        return self._held is None or self._held.partial or repair
+
+    def forget(self) -> None:
+        """Remove what a delivery noted that was interrupted after its commit."""
+        with suppress(OSError):
+            self._journal_file().unlink(missing_ok=True)
+
+    def _journal_file(self) -> Path:
+        opened = self._target.opened
+        return opened.home.transfer_file(opened.store, self._checkpoint)
+
+    def run(self, selection: Selection, repair: bool, ref: _Ref) -> bool:
+        """Deliver; True if the checkpoint was made and the ref moved, False if one that was there was completed.
+
+        Raises:
+            RefMoved, ConflictError: the log does not take it; nothing was changed.
+            IntegrityError: the source lacks something, or holds it damaged.
+        """
+        journal = Journal(self._journal_file())
+        try:
+            session = self._session(journal)
+            try:
+                created = self._deliver(session, journal, selection, repair, ref)
+            except BaseException:
+                # With a journal the next run goes on; the session's silence ends it if there is none.
+                if journal.held:
+                    session.abandon()
+                else:
+                    session.end()
+                raise
+            session.end()
+            journal.remove()
+            return created
+        finally:
+            journal.close()
+
+    # --- what an earlier run has sent --------------------------------------------------------------
+
+    def _session(self, journal: Journal) -> Session:
+        state, opened = self._target.state, self._target.opened
+        noted = journal.read()
+        if noted is not None:
+            started, packs = noted
+            usable = state.floor <= started.epoch <= state.epoch and is_open(opened, SessionId(started.session))
+            if usable:
+                self._uploaded = packs
+                return Session(opened, started.epoch, state.heartbeat_seconds, SessionId(started.session))
+        session = Session(opened, state.epoch, state.heartbeat_seconds)
+        journal.start(session.id, session.epoch)
+        return session
+
+    def _take_over(self, save: ChunkSave, session: Session) -> None:
+        if not self._uploaded:
+            return
+        listed = self._target.opened.backend.list(f"objects/{session.id.hex()}")
+        sizes = {one.name: one.size for one in listed}
+        known = {self._target.index().pack(number).key for number in range(self._target.state.pack_count)}
+        for ref, chunks in self._uploaded:
+            if sizes.get(ref.name) == ref.size and ref.key not in known:
+                save.take_over(ref, chunks)
+                self.bytes_resumed += sum(chunk.length for chunk in chunks)
+
+    # --- content, then manifest ---------------------------------------------------------------------
+
+    def _deliver(self, session: Session, journal: Journal, selection: Selection, repair: bool, ref: _Ref) -> bool:
+        target, progress = self._target, self._progress
+        hit_position = target.state.length - 1
+        session.ensure_open()
+        save = target.chunks().save(session)
+        self._take_over(save, session)
+        save.uploaded = journal.add
+        progress.stage("send")
+        transfer = Transfer(self._source, target, save, progress, repair)
+        transfer.bring(self._named(selection))
+        progress.stage("publish")
+        self.counts = save.written.counts
+        reachable = transfer.reachable
+        if self._held is not None:
+            reachable |= set(read_reachability(target.opened, self._held))
+        complete = self._is_complete(reachable)
+        self.partial = not complete
+        uploads = Uploads(target.opened, session)
+        if self._held is not None:
+            self._supply(uploads, save, hit_position, reachable)
+            return False
+        self._commit(uploads, save, hit_position, reachable, ref)
+        return True
+
+    def _named(self, selection: Selection) -> Iterator[Named]:
+        for component in self._manifest.components:
+            if selection.has(component):
+                yield from contents(self._manifest, component, selection.wants)
+
+    def _is_complete(self, reachable: set[ContentId]) -> bool:
+        state = self._manifest.state
+        return not state.partial and reachable >= set(read_reachability(self._source.opened, state))
+
+    # --- manifest -----------------------------------------------------------------------------------
+
+    def _supply(self, uploads: Uploads, save: ChunkSave, hit_position: int, reachable: set[ContentId]) -> None:
+        packs, pieces = self._index(uploads, save)
+        reach = self._reachability(uploads, reachable)
+
+        def build(state: State) -> Supply:
+            return Supply(
+                self._model, self._checkpoint, (uploads.session.id,), uploads.session.epoch, hit_position,
+                ranges(save.written.relied), packs, pieces, reach, self.partial,
+            )  # fmt: skip
+
+        self._target.append(build)
+
+    def _commit(
+        self, uploads: Uploads, save: ChunkSave, hit_position: int, reachable: set[ContentId], ref: _Ref
+    ) -> None:
+        source, secrets = self._source.opened, self._target.opened.secrets
+        state, (name, kind, before) = self._manifest.state, ref
+        packs, pieces = self._index(uploads, save)
+        roots = tuple(
+            msgspec.structs.replace(root, object=uploads.put(read_object(source, root.object, "root"), "root"))
+            for root in state.roots
+        )
+        sealed = read_object(source, state.body, "body")
+        what = f"body of {self._manifest.what}"
+        body = uploads.seal(
+            secrets.k_ckpt, ObjectKind.BODY,
+            open_object(source.secrets.k_ckpt, source.store, ObjectKind.BODY, sealed, what), "body",
+        )  # fmt: skip
+        envelope = None
+        if state.envelope is not None:
+            envelope = uploads.put(read_object(source, state.envelope, ENVELOPE), ENVELOPE)
+        reach = self._reachability(uploads, reachable)
+        tag = ref_tag(secrets.k_log, self._model, name)
+        sealed_name = self._target.model_keys(self._model).seal_name(name)
+        expected, races = before, 0
+
+        def build(state_now: State) -> Commit:
+            nonlocal expected, races
+            now = state_now.models[self._model].refs.get(tag)
+            actual = CheckpointId(now.checkpoint) if now else None
+            if actual != expected:
+                races += 1
+                if kind != BRANCH or races > PUSH_RACES_MAX:
+                    raise RefMoved(
+                        f"{kind} {name!r} was moved by others {races} times (there {short(actual or b'')}, "
+                        f"here {short(self._checkpoint)})",
+                        hint="repeat the command",
+                    )
+                expected = actual
+            return Commit(
+                model=self._model,
+                checkpoint=self._checkpoint,
+                sessions=(uploads.session.id,),
+                epoch=uploads.session.epoch,
+                hit_position=hit_position,
+                relied=ranges(save.written.relied),
+                packs=packs,
+                pieces=pieces,
+                body=body,
+                roots=roots,
+                reachability=reach,
+                ref=RefChange(tag, sealed_name, expected, kind),
+                meta=state.meta,
+                envelope=envelope,
+                partial=self.partial,
+            )
+
+        self._target.append(build)
+        if self._checkpoint not in self._target.state.models[self._model].checkpoints:
+            raise IntegrityError(f"the log does not show checkpoint {short(self._checkpoint)} after its commit")
+
+    def _index(self, uploads: Uploads, save: ChunkSave) -> tuple[bytes, tuple[ObjectRef, ...]]:
+        """Records of the packs, and the index piece that lists what is in them."""
+        plain = encode_piece(save.written.packs, save.written.entries)
+        packs = pack_table(plain)
+        k_index = uploads.opened.secrets.k_index
+        return packs, (uploads.seal(k_index, ObjectKind.INDEX_PIECE, plain, "index"),) if packs else ()
+
+    def _reachability(self, uploads: Uploads, reachable: set[ContentId]) -> ObjectRef:
+        k_index = uploads.opened.secrets.k_index
+        return uploads.seal(k_index, ObjectKind.REACHABILITY, sorted_ids(reachable), "reach")

@@ -1,0 +1,101 @@
+"""Remotes: other stores of the same tenant, by short names that this user gave them.
+
+Kept in the user's data folder, a file for each local store. Addresses only: credentials come from the surroundings.
+"""
+
+import json
+import os
+import re
+
+import msgspec
+
+from cairn.core.errors import ConflictError, IntegrityError, NotFoundError, StorageError, UsageError
+from cairn.registry.opened import OpenStore
+
+ORIGIN = "origin"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Remote(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a remote lies, and the key file to open it with if that is not in its usual place."""
+
+    url: str
+    key_file: str = ""
+
+
+class Remotes:
+    """The remotes of one store."""
+
+    def __init__(self, opened: OpenStore) -> None:
+        """Read what was noted.
+
+        Raises:
+            IntegrityError: the file is damaged.
+        """
+        self._path = opened.home.remotes_file(opened.store)
+        self._known: dict[str, Remote] = {}
+        try:
+            self._known = msgspec.json.decode(self._path.read_bytes(), type=dict[str, Remote])
+        except FileNotFoundError:
+            pass
+        except (OSError, msgspec.MsgspecError) as error:
+            raise IntegrityError(f"{self._path} cannot be read: {error}", hint="mend it, or remove it") from None
+
+    def all(self) -> dict[str, Remote]:
+        """All remotes by name."""
+        return dict(sorted(self._known.items()))
+
+    def find(self, name: str) -> Remote:
+        """A remote by name, or by a URL or path that names it itself; an empty name means the default one.
+
+        Raises:
+            NotFoundError: no such remote.
+        """
+        if name in self._known:
+            return self._known[name]
+        if "://" in name or os.sep in name:
+            return Remote(name)
+        if not name and (ORIGIN in self._known or len(self._known) == 1):
+            return self._known.get(ORIGIN) or next(iter(self._known.values()))
+        known = ", ".join(self._known) or "none"
+        raise NotFoundError(
+            f"no remote {name!r} (known: {known})" if name else f"no default remote (known: {known})",
+            hint="'cairn remote add NAME URL' adds one; a URL can be named as it is",
+        )
+
+    def add(self, name: str, remote: Remote) -> None:
+        """Remember a remote.
+
+        Raises:
+            UsageError: not a name.
+            ConflictError: the name is taken.
+        """
+        self.check_free(name)
+        self._save({**self._known, name: remote})
+
+    def check_free(self, name: str) -> None:
+        """Raise as `add` does."""
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"{name[:80]!r} is no name for a remote", hint="letters, digits, '.', '_' and '-'")
+        if name in self._known:
+            raise ConflictError(f"there is a remote {name!r}", hint=f"'cairn remote remove {name}' forgets it")
+
+    def remove(self, name: str) -> None:
+        """Forget a remote; its store stays.
+
+        Raises:
+            NotFoundError: no such remote.
+        """
+        if name not in self._known:
+            raise NotFoundError(f"no remote {name!r}", hint="'cairn remote list' lists them")
+        self._save({key: remote for key, remote in self._known.items() if key != name})
+
+    def _save(self, remotes: dict[str, Remote]) -> None:
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            temporary.write_text(json.dumps(msgspec.to_builtins(remotes), indent=2) + "\n")
+            temporary.replace(self._path)
+        except OSError as error:
+            raise StorageError(f"{self._path} cannot be written: {error.strerror}") from None
+        self._known = remotes

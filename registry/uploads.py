@@ -1,0 +1,30 @@
+"""Uploading a manifest's objects under a session."""
+
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from cairn.core.ids import OBJECT_RANDOM_BYTES
+from cairn.registry.entries import ObjectRef
+from cairn.registry.opened import OpenStore
+from cairn.registry.session import Session
+from cairn.store.crypto.objects import ObjectKind, seal_object
+
+
+@dataclass(frozen=True, slots=True)
+class Uploads:
+    """Puts collectable objects into a store."""
+
+    opened: OpenStore
+    session: Session
+
+    def put(self, stored: bytes, kind: str) -> ObjectRef:
+        """Upload bytes as they are; durable when this returns."""
+        random = self.opened.entropy.token(OBJECT_RANDOM_BYTES)
+        ref = ObjectRef(self.session.ensure_open() + random, len(stored), blake3(stored).digest())
+        self.opened.backend.create(ref.object_name(kind), [stored])
+        return ref
+
+    def seal(self, class_key: bytes, kind: ObjectKind, plain: bytes, suffix: str) -> ObjectRef:
+        """Seal for this store, and upload."""
+        return self.put(seal_object(class_key, self.opened.store, kind, plain, self.opened.entropy), suffix)

@@ -70,6 +70,8 @@ READ_BYTES_TARGET = 8 * MIB
 # --- Remotes ----------------------------------------------------------------------------------
 # Threads that read, check and upload at once: each holds a pack, and one connection fills no network.
 TRANSFERS_AT_ONCE = 8
+# Log entries fetched at once where storage answers slowly: of up to 4 MiB, but nearly all have some kilobytes.
+ENTRY_READS_AT_ONCE = 16
 # A push that finds its branch moved by others so many times in a row gives up.
 PUSH_RACES_MAX = 16
 

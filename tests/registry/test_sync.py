@@ -265,7 +265,7 @@ def test_H19_what_the_source_lacks_is_not_pushed_as_if_it_were_there(sites: tupl
     assert len(there.log()) <= len(before) + 1  # the model at most
 
 
-def test_damage_does_not_travel(sites: tuple[Site, Site], tree: Path) -> None:
+def test_H01_damage_does_not_travel(sites: tuple[Site, Site], tree: Path) -> None:
     here, there = sites
     commit(here, tree)
     damage(here, packs(here)[1])

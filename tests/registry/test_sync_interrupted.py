@@ -26,7 +26,7 @@ def uploads(backend: FaultyBackend) -> int:
     return sum(call.op == "create" and call.name.endswith(".pack") for call in backend.calls)
 
 
-def test_H06_H14_an_interrupted_push_goes_on_where_it_was(tmp_path: Path, tree: Path) -> None:
+def test_H06_H14_H17_an_interrupted_push_goes_on_where_it_was(tmp_path: Path, tree: Path) -> None:
     here, spare = pair(tmp_path)
     commit(here, tree)
     _, whole = attempt(here, spare)

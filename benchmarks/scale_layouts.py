@@ -154,7 +154,8 @@ class Shares:
     """
 
     def __init__(self, layout: Layout, layers: int = LAYERS) -> None:
-        self._layout, self._mesh = layout, (layout.tp, layout.dp)
+        self._layout, self._mesh, self._layers = layout, (layout.tp, layout.dp), layers
+        self._along: dict[int, set[Key]] = {}
         self._forms: dict[tuple[object, ...], _Form] = {}
         self._of_stage = [
             [(one, name_hash(one.key)) for one in declared(layers) if one.stage(layout.pp, layers) == stage]
@@ -164,16 +165,21 @@ class Shares:
     def of(self, rank: int) -> list[Share]:
         """One rank's."""
         tp, pp, dp = self._layout.place(rank)
-        return [self._share(one, first, (tp, dp)) for one, first in self._of_stage[pp]]
+        if pp not in self._along:
+            # Which bytes come along in the fragment depends on all that a rank has; in a stage all have about the same.
+            leaves = leaves_of(self._layout, rank, self._layers)
+            plan = plan_capture(leaves, [None] * len(leaves), check=False)
+            self._along[pp] = {leaves[number].key for number in inline_slots(plan, leaves)}
+        return [self._share(one, first, (tp, dp), one.key in self._along[pp]) for one, first in self._of_stage[pp]]
 
-    def _share(self, one: Declared, first: int, at: tuple[int, int]) -> Share:
+    def _share(self, one: Declared, first: int, at: tuple[int, int], along: bool) -> Share:
         # Who stores what of a replicated tensor follows from its name and the rank's number among those that hold it.
         placements = _placements(one.split, len(one.shape))
         index, count = replica_of(self._mesh, at, placements)
-        name = one.dtype, one.shape, one.split, _cut(one, at), (first - index) % count
+        name = one.dtype, one.shape, one.split, _cut(one, at), (first - index) % count, along
         form = self._forms.get(name)
         if form is None:
-            form = self._forms[name] = _form(_leaf(one, self._mesh, at))
+            form = self._forms[name] = _form(_leaf(one, self._mesh, at), along)
         digests = os.urandom(32 * len(form.lengths))
         spans, taken = [], 0
         for number, length in form.tiles:
@@ -196,9 +202,9 @@ def _leaf(one: Declared, mesh: tuple[int, int], at: tuple[int, int]) -> TensorLe
     return TensorLeaf(one.key, one.component, one.dtype, one.shape, (holding,), prod(mesh))
 
 
-def _form(leaf: TensorLeaf) -> _Form:
+def _form(leaf: TensorLeaf, along: bool) -> _Form:
     plan = plan_capture([leaf], [None], check=False)
-    (found,) = found_of(plan, inline_slots(plan, [leaf]), 1)
+    (found,) = found_of(plan, {0} if along else set(), 1)
     said = contribution_of(leaf, found)
     width, layout = BITS[leaf.dtype] // 8, cached_grid(leaf.dtype, leaf.shape)
     tiles = tuple((span.first, len(span.digests) // 32) for span in said.spans)

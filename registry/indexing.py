@@ -31,7 +31,8 @@ class StateIndex:
 
     def locations_of(self, identifiers: Iterable[ContentId], marked: bool = False) -> list[list[Location]]:
         """As `locations`, of many."""
-        return [self._in_force(places) for places in self._cache.locations_of(identifiers, marked)]
+        found = self._cache.locations_of(identifiers, marked)
+        return [self._in_force(places) for places in found]
 
     def _in_force(self, places: list[Location]) -> list[Location]:
         count, condemned = self._state.pack_count, self._state.condemned

@@ -74,22 +74,28 @@ class Transfer:
 
     def _jobs(self, named: Iterator[Named]) -> Iterator[_Job]:
         keys = self._source.opened.keys
+        name = {kind: keys.of(kind).content_id for kind in ContentType}
         while batch := list(islice(named, _BATCH)):
-            fresh = {keys.of(kind).content_id(digest): (kind, digest) for kind, digest in batch}
+            fresh = {name[one.kind](one.digest): one for one in batch}
             ids = [identifier for identifier in fresh if identifier not in self.reachable]
             self.reachable.update(ids)
             missing = self._missing(ids, fresh)
             places = self._source.index().locations_of(missing, marked=True)
             parts = [
-                _Part(*fresh[identifier], identifier, found[0] if found else Location(-1, 0, 0))
+                _Part(
+                    fresh[identifier].kind,
+                    fresh[identifier].digest,
+                    identifier,
+                    found[0] if found else Location(-1, 0, 0),
+                )
                 for identifier, found in zip(missing, places, strict=True)
             ]
             yield from _cut(sorted(parts, key=_order))
 
-    def _missing(self, ids: list[ContentId], fresh: dict[ContentId, tuple[ContentType, Digest]]) -> list[ContentId]:
+    def _missing(self, ids: list[ContentId], fresh: dict[ContentId, Named]) -> list[ContentId]:
         missing = []
         for identifier, found in zip(ids, self._index.locations_of(ids), strict=True):
-            pack = next((at.pack for at in found if self._is_present(at.pack)), None)
+            pack = next((at.pack for at in found if self._present.get(at.pack) or self._is_present(at.pack)), None)
             if self._doubt and not self._is_sound(*fresh[identifier]):
                 pack = None
             if pack is not None:

@@ -139,34 +139,39 @@ class Cache:
     def locations_of(self, identifiers: Iterable[ContentId], marked: bool = False) -> list[list[Location]]:
         """As `locations`, of many: one after the other, as of one moment."""
         with self._lock, self._read() as transaction:
-            return [self._find(transaction, identifier, marked) for identifier in identifiers]
+            pieces: list[tuple[bytes, lmdb.Cursor]] = []
+            any_bad = False
+            if transaction is not None:
+                firsts = bytes(transaction.get(_PIECES, b"", db=self._meta))
+                starts = [firsts[at : at + 8] for at in range(0, len(firsts), 8)]
+                pieces = [(start, transaction.cursor(db=self._pieces)) for start in starts]
+                meta = transaction.cursor(db=self._meta)
+                any_bad = meta.set_range(_BAD) and bytes(meta.key()).startswith(_BAD)
+            return [self._find(transaction, pieces, any_bad, one, marked) for one in identifiers]
 
-    def _find(self, transaction: lmdb.Transaction | None, identifier: ContentId, marked: bool) -> list[Location]:
+    def _find(
+        self,
+        transaction: lmdb.Transaction | None,
+        pieces: list[tuple[bytes, lmdb.Cursor]],
+        any_bad: bool,
+        identifier: ContentId,
+        marked: bool,
+    ) -> list[Location]:
         records, marks = self._overlay.get(identifier, b""), b""
         for first, plain in self._held_pieces.items():
             records = _found(first, plain, identifier) + records
+        for start, cursor in reversed(pieces):
+            records = _in_piece(start, cursor, identifier) + records
         if transaction is not None:
-            records = self._in_pieces(transaction, identifier) + records
             records = bytes(transaction.get(identifier, b"", db=self._ids)) + records
-            marks = bytes(transaction.get(_BAD + identifier, b"", db=self._meta))
+            if any_bad:
+                marks = bytes(transaction.get(_BAD + identifier, b"", db=self._meta))
         if len(records) > _LOCATION.size or marks:
             bad = _records(marks)
             known = list(reversed(dict.fromkeys(_records(records))))
             records = b"".join(one for one in known if one not in bad)
             records += b"".join(one for one in known if marked and one in bad)
         return [Location(*fields) for fields in _LOCATION.iter_unpack(records)]
-
-    def _in_pieces(self, transaction: lmdb.Transaction, identifier: ContentId) -> bytes:
-        """Records of an id in all long pieces. A block stands under its last id, so the one that is sought is next."""
-        records, firsts = b"", bytes(transaction.get(_PIECES, b"", db=self._meta))
-        for at in range(0, len(firsts), 8):
-            start = firsts[at : at + 8]
-            cursor = transaction.cursor(db=self._pieces)
-            there = cursor.set_range(start + identifier)
-            while there and bytes(cursor.key())[:8] == start:
-                records += _found(int.from_bytes(start, "big"), cursor.value(), identifier)
-                there = bytes(cursor.key())[8:] == identifier and cursor.next()
-        return records
 
     def mark(self, identifier: ContentId, location: Location, bad: bool) -> None:
         """Note that a place's bytes failed (new content is then stored anew), or that they are good again."""
@@ -296,9 +301,24 @@ def _joined(added: Iterable[tuple[ContentId, Location]]) -> dict[bytes, bytes]:
     return additions
 
 
+def _in_piece(start: bytes, cursor: lmdb.Cursor, identifier: ContentId) -> bytes:
+    """Records of an id in a long piece. A block stands under its last id, so the one that is sought is next."""
+    records, there = b"", cursor.set_range(start + identifier)
+    while there:
+        key = bytes(cursor.key())
+        if key[:8] != start:
+            break
+        records += _found(int.from_bytes(start, "big"), cursor.value(), identifier)
+        there = key[8:] == identifier and cursor.next()
+    return records
+
+
 def _found(first: int, piece: Buffer, identifier: ContentId) -> bytes:
     """Records of an id in a piece whose first pack has the number `first`."""
-    return b"".join(_LOCATION.pack(first + pack, *place) for pack, *place in find_in_piece(piece, identifier))
+    records = b""
+    for pack, offset, length in find_in_piece(piece, identifier):
+        records += _LOCATION.pack(first + pack, offset, length)
+    return records
 
 
 def _records(joined: bytes) -> list[bytes]:

@@ -164,27 +164,30 @@ def blocks_of(plain: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield parts[0][-32:], b"".join((_HEAD.pack(VERSION, 0, end - first), *parts))
 
 
-def find_in_piece(plain: Buffer, identifier: bytes) -> Iterator[tuple[int, int, int]]:
+def find_in_piece(plain: Buffer, identifier: bytes) -> list[tuple[int, int, int]]:
     """Pack in the piece's own table, offset and stored length of each entry of an id.
 
     The piece has passed `check_piece`.
     """
-    view = memoryview(plain)
-    _, pack_count, count = _HEAD.unpack_from(view)
+    _, pack_count, count = _HEAD.unpack_from(plain)
     ids = _HEAD.size + pack_count * _PACK.size
-    packs, offsets, lengths = ids + 32 * count, ids + 36 * count, ids + 44 * count
-
-    def id_at(n: int) -> bytes:
-        return view[ids + 32 * n : ids + 32 * n + 32].tobytes()
-
-    at = bisect_left(range(count), identifier, key=id_at)
-    while at < count and id_at(at) == identifier:
-        yield (
-            _U32.unpack_from(view, packs + 4 * at)[0],
-            _U64.unpack_from(view, offsets + 8 * at)[0],
-            _U32.unpack_from(view, lengths + 4 * at)[0],
-        )
+    packs = ids + 32 * count
+    data: bytes | memoryview = bytes(plain) if count <= _BLOCK_ENTRIES else memoryview(plain)
+    if isinstance(data, bytes):  # searched by C code, that is
+        place = data.find(identifier, ids, packs)
+        while place >= 0 and (place - ids) % 32:
+            place = data.find(identifier, place + 1, packs)
+        if place < 0:
+            return []
+        at = (place - ids) // 32
+    else:
+        at = bisect_left(range(count), identifier, key=lambda n: bytes(data[ids + 32 * n : ids + 32 * n + 32]))
+    found = []
+    while at < count and data[ids + 32 * at : ids + 32 * at + 32] == identifier:
+        (pack,), (offset,) = _U32.unpack_from(data, packs + 4 * at), _U64.unpack_from(data, packs + 4 * count + 8 * at)
+        found.append((pack, offset, _U32.unpack_from(data, packs + 12 * count + 4 * at)[0]))
         at += 1
+    return found
 
 
 def decode_piece(plain: bytes, what: str) -> tuple[list[PackRef], Iterator[PieceEntry]]:

@@ -132,10 +132,19 @@ class CheckpointManifest:
             if isinstance(page, TensorPage):
                 yield from page.entries
 
+    def absent(self) -> list[ComponentClass]:
+        """Components of which this store has no page, since the checkpoint was brought in part."""
+        if not self.state.partial:
+            return []
+        index, keys = self.chunks.index, self._opened.keys.page
+        pages = {component: self.page_digests(component)[:1] for component in self.components}
+        return [one for one, first in pages.items() if first and not index.locations(keys.content_id(first[0]))]
+
     def entries(self) -> Iterator[TensorEntry | ValueEntry]:
-        """Tensor entries and plain values of all components, each page read once."""
+        """Tensor entries and plain values of all components that are here, each page read once."""
+        absent = self.absent()
         for component in self.components:
-            if component is not ComponentClass.FILES:
+            if component is not ComponentClass.FILES and component not in absent:
                 for page in self._pages(component, ()):
                     if isinstance(page, TensorPage | ValuePage):
                         yield from page.entries

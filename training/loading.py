@@ -202,10 +202,13 @@ class Loader:
             lines += _listed("the checkpoint lacks", verdict.missing)
             lines += _listed("the state lacks", verdict.extra)
         if lines:
+            absent = [component.name.lower() for component in manifest.absent()]
+            lines += [f"of the checkpoint, {', '.join(absent)} was not pulled"] if absent else []
             raise StateMismatch(
                 f"state and {manifest.what} do not fit; nothing was changed:\n  " + "\n  ".join(lines),
-                hint="mend the state, or pass strict=False to skip what has no partner and casts=True to convert",
-            )
+                hint="'cairn pull MODEL@REF' brings the rest" if absent else
+                "mend the state, or pass strict=False to skip what has no partner and casts=True to convert",
+            )  # fmt: skip
         return verdict
 
     def _verdict(self, votes: dict[int, bytes]) -> _Verdict:

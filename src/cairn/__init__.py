@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cairn.core.errors import CairnError
+    from cairn.registry.delivery import Selection
     from cairn.registry.registry import Registry
     from cairn.registry.selectors import resolve
-    from cairn.registry.stores import create_store, open_store
+    from cairn.registry.stores import create_store, create_twin, open_remote, open_store
+    from cairn.registry.sync import SendOptions, Sent, send
     from cairn.training.checkpointer import Checkpointer
     from cairn.training.dataloader import (
         DistributedCursorSampler,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from cairn.training.rng import RngState
     from cairn.training.sharded import ShardedSlice, ShardedSlices
     from cairn.workspace.checkout import CheckoutResult, checkout
+    from cairn.workspace.clone import CloneResult, clone
     from cairn.workspace.commit import CommitOptions, CommitResult, commit
 
 __version__ = "0.1.0"
@@ -42,6 +45,7 @@ _HOMES = {
     "CairnWriter": "training.dcp",
     "CheckoutResult": "workspace.checkout",
     "Checkpointer": "training.checkpointer",
+    "CloneResult": "workspace.clone",
     "CommitOptions": "workspace.commit",
     "CommitResult": "workspace.commit",
     "DistributedCursorSampler": "training.dataloader",
@@ -52,15 +56,22 @@ _HOMES = {
     "Registry": "registry.registry",
     "RngState": "training.rng",
     "SaveHandle": "training.handle",
+    "Selection": "registry.delivery",
+    "SendOptions": "registry.sync",
+    "Sent": "registry.sync",
     "ShardedSlice": "training.sharded",
     "ShardedSlices": "training.sharded",
     "StatefulLoader": "training.dataloader",
     "capture_provenance": "training.provenance",
     "checkout": "workspace.checkout",
+    "clone": "workspace.clone",
     "commit": "workspace.commit",
     "create_store": "registry.stores",
+    "create_twin": "registry.stores",
+    "open_remote": "registry.stores",
     "open_store": "registry.stores",
     "resolve": "registry.selectors",
+    "send": "registry.sync",
 }
 
 __all__ = [
@@ -70,6 +81,7 @@ __all__ = [
     "CairnWriter",
     "CheckoutResult",
     "Checkpointer",
+    "CloneResult",
     "CommitOptions",
     "CommitResult",
     "DistributedCursorSampler",
@@ -80,16 +92,23 @@ __all__ = [
     "Registry",
     "RngState",
     "SaveHandle",
+    "Selection",
+    "SendOptions",
+    "Sent",
     "ShardedSlice",
     "ShardedSlices",
     "StatefulLoader",
     "__version__",
     "capture_provenance",
     "checkout",
+    "clone",
     "commit",
     "create_store",
+    "create_twin",
+    "open_remote",
     "open_store",
     "resolve",
+    "send",
 ]
 
 

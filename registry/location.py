@@ -188,14 +188,14 @@ def _other(parts: SplitResult, prefix: str) -> Backend:
     from cairn.store.backends.filesystem import FilesystemBackend
 
     scheme, host = parts.scheme, parts.netloc
-    if scheme in _NO_PLACES or scheme not in fsspec.available_protocols():
+    if scheme in _NO_PLACES or scheme not in {*fsspec.available_protocols(), *_EXTRAS}:
         raise UsageError(f"stores at {scheme}:// are not supported by this version", hint=_FORM)
     if not _HOST.fullmatch(host) and not (scheme in ("abfs", "abfss") and _ACCOUNT.fullmatch(host)):
         raise UsageError(f"not a plain {scheme}:// URL: its host is malformed, or more than a name", hint=_FORM)
     url = f"{scheme}://{host}" + (f"/{prefix}" if prefix else "")
     try:
         kind = fsspec.get_filesystem_class(scheme)
-    except ImportError:
+    except (ImportError, ValueError):
         hint = f"install 'cairn-store[{_EXTRAS[scheme]}]'" if scheme in _EXTRAS else "install fsspec's package for it"
         raise UsageError(f"{scheme}:// needs a package that is missing", hint=hint) from None
     return FilesystemBackend(url, scheme, kind._strip_protocol(url), kind._get_kwargs_from_urls(url))

@@ -127,6 +127,7 @@ class Connections:
             with suppress(OSError, HTTPException):
                 return connection.getresponse()
             raise
+        connection.sock.settimeout(REMOTE_REQUEST_SECONDS)
         return connection.getresponse()
 
     def _received(self, response: HTTPResponse, request: Request, deadline: float) -> Answer:

@@ -2,8 +2,6 @@
 
 import logging
 import re
-import socket
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -242,25 +240,6 @@ def test_a_refusal_is_named_and_not_repeated(
         text = " ".join(str(caught.value).split())
         assert re.search(message, text), text
     assert not clock.slept
-
-
-def test_a_refusal_before_all_is_sent_is_read(s3: S3Backend) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        fake = FakeS3(server.getsockname()[1])
-
-        def refuse() -> None:
-            with server.accept()[0] as client:
-                client.recv(1000)
-                client.sendall(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-                client.shutdown(socket.SHUT_WR)
-                while client.recv(1 << 20):
-                    pass
-
-        thread = threading.Thread(target=refuse)
-        thread.start()
-        with pytest.raises(NotAllowed):
-            fake.backend().create("a", [bytes(8 << 20)])
-        thread.join()
 
 
 # --- Answers that are not what was asked for --------------------------------------------------

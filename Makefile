@@ -9,10 +9,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check bench clean
+.PHONY: help venv demo test test-s3 check bench clean
 
 help: ## print this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 14
 
 venv: $(READY) ## make .venv with the pinned packages and the command .venv/bin/cairn
 
@@ -22,6 +22,10 @@ demo: $(READY) ## show what Cairn does, on a small store of its own
 
 test: $(READY) ## run all tests; WORKERS=0 in one process
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile
+
+test-s3: $(READY) ## repeat the tests of S3 on another server; S3_SERVER=SCRIPT starts, names and ends it
+	@test -x "$(S3_SERVER)" || { echo "set S3_SERVER to a script with start DIR, env DIR and purge DIR" >&2; exit 2; }
+	S3_SERVER=$(abspath $(S3_SERVER)) $(BIN)/pytest -m s3
 
 check: $(READY) ## lint, format, types, layering
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ _BY_TYPE: tuple[tuple[type[errors.CairnError], int], ...] = (
     (errors.IntegrityError, INTEGRITY),
     (errors.NotAllowed, NOT_ALLOWED),
     (errors.TryAgain, TRY_AGAIN),
+    (errors.Unavailable, TRY_AGAIN),
 )
 
 

@@ -16,7 +16,7 @@ from cairn.core.errors import NotAllowed, UsageError
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @store_options
 def command(location: str | None, by_passphrase: bool, as_json: bool) -> None:
-    """Create a store in DIR/.cairn (default: here), or at a file:// URL; the key file goes to FILE if one is named."""
+    """Create a store in DIR/.cairn (default: here), or at a URL as it is; the key file goes to FILE if one is named."""
     from cairn.core.settings import Settings
     from cairn.registry.stores import create_store
 

@@ -172,6 +172,13 @@ class StorageFull(StorageError):
     code = "storage-full"
 
 
+class Unavailable(StorageError):
+    """The storage cannot be reached, or asks for fewer requests; the operation had no effect and may succeed later."""
+
+    code = "unavailable"
+    retryable = True
+
+
 class TryAgain(CairnError):
     """A passing condition; the same call may succeed later."""
 

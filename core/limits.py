@@ -24,6 +24,23 @@ LOG_APPEND_RACES_MAX = 256
 # Repeats of the same bytes after a lost answer, with doubling waits of 50 ms .. 5 s: about 30 s.
 LOG_APPEND_REPEATS_MAX = 12
 
+# --- Remote storage ---------------------------------------------------------------------------
+# One request: this long without an answer, and so many bytes a second at least; a pack then has 94 s.
+REMOTE_REQUEST_SECONDS = 30.0
+REMOTE_BYTES_PER_SECOND_MIN = MIB
+REMOTE_CONNECT_SECONDS = 5.0
+# How long a call goes on repeating its request, with doubling waits of 0.1 s .. 5 s. Storage that throttles says so for
+# seconds; one that cannot be reached at all is rather a wrong address, and is given up sooner.
+REMOTE_PATIENCE_SECONDS = 60.0
+REMOTE_CONNECT_PATIENCE_SECONDS = 3.0
+# An error's answer, which is a few hundred bytes; a page of a listing holds 1000 names of at most 1 KiB.
+REMOTE_ERROR_BYTES_MAX = 64 * KIB
+REMOTE_PAGE_BYTES_MAX = 8 * MIB
+# What one PUT takes on S3; all that is stored is smaller, so nothing is ever sent in parts.
+REMOTE_PUT_BYTES_MAX = 5 * GIB
+# Idle connections kept, one for each thread that reads or writes at once.
+REMOTE_IDLE_CONNECTIONS_MAX = 64
+
 # --- Chunks, packs, pages ---------------------------------------------------------------------
 # The largest plaintext that may be one chunk: twice the largest tile, so a reader's buffer is bounded.
 CHUNK_BYTES_MAX = 8 * MIB

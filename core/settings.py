@@ -6,6 +6,7 @@ Folders follow the XDG base directory specification: *data* holds what must be b
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +33,35 @@ class Settings(NamedTuple):
             data=_folder("XDG_DATA_HOME", ".local/share"),
             state=_folder("XDG_STATE_HOME", ".local/state"),
             cache=_folder("XDG_CACHE_HOME", ".cache"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class S3Settings:
+    """How to reach S3, in the variables that other tools read as well."""
+
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    region: str | None = None
+    endpoint: str | None = field(default=None, repr=False)
+    ca_bundle: str | None = None
+    allow_http: bool = False
+    bucket_in_host: bool = False
+
+    @staticmethod
+    def from_environment() -> "S3Settings":
+        """Read `AWS_ACCESS_KEY_ID` and its like; of two names of one thing, the more special one wins."""
+        told = {name: value for name, value in os.environ.items() if name.startswith("AWS_") and value}
+        return S3Settings(
+            access_key=told.get("AWS_ACCESS_KEY_ID"),
+            secret_key=told.get("AWS_SECRET_ACCESS_KEY"),
+            session_token=told.get("AWS_SESSION_TOKEN"),
+            region=told.get("AWS_REGION") or told.get("AWS_DEFAULT_REGION"),
+            endpoint=told.get("AWS_ENDPOINT_URL_S3") or told.get("AWS_ENDPOINT_URL"),
+            ca_bundle=told.get("AWS_CA_BUNDLE"),
+            allow_http=told.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes"),
+            bucket_in_host=told.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower() in ("1", "true", "yes"),
         )
 
 

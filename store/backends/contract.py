@@ -129,6 +129,11 @@ def check_name(name: str) -> str:
     Raises:
         BadName: it does not.
     """
-    if len(name) > 1024 or not _NAME.fullmatch(name):
+    if not is_name(name):
         raise BadName(f"{name[:80]!r} is not an object name: segments of [a-z0-9._-], none starting with a dot")
     return name
+
+
+def is_name(name: str) -> bool:
+    """Whether `name` obeys the rules: what a listing holds besides is not ours."""
+    return len(name) <= 1024 and _NAME.fullmatch(name) is not None

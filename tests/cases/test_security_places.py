@@ -17,7 +17,8 @@ PLACES = [
     "file:///{}#/../../etc", "file:///{}?x=/../etc", "file://h/#/../../../etc", "file://example.org/{}",
     "file://user:secret@localhost/{}", "file:{}", "file:/{}", "file://", "file://localhost", "file:///{}%00/x",
     "http://h/{}",
-    "s3://bucket/{}", "FILE:///../{}", "://{}", "file:///{}/..", "file://..//{}", "file:////..",
+    "s3://bucket/{}/../x", "s3://bucket/{}?x", "s3://u:p@bucket/{}",
+    "memory://u@h/{}", "memory://{}/%2e%2e/x", "FILE:///../{}", "://{}", "file:///{}/..", "file://..//{}", "file:////..",
     "file://[", "file://a\u2100b/",
     "file://]/x", "file:///{}/%2e%2e%2f", "gopher://x", "file:///{}/\t../x", "file:///{}/.\n./x",
 ]  # fmt: skip

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cairn.training.sharded import ShardedSlice, ShardedSlices
     from cairn.workspace.checkout import CheckoutResult, checkout
     from cairn.workspace.commit import CommitOptions, CommitResult, commit
+    from cairn.workspace.opening import LazyTensor, OpenCheckpoint, open
 
 __version__ = "0.1.0"
 
@@ -46,8 +47,10 @@ _HOMES = {
     "CommitResult": "workspace.commit",
     "DistributedCursorSampler": "training.dataloader",
     "GlobalCursor": "training.dataloader",
+    "LazyTensor": "workspace.opening",
     "LoadReport": "training.loading",
     "LogicalShards": "training.dataloader",
+    "OpenCheckpoint": "workspace.opening",
     "RankLocal": "training.dataloader",
     "Registry": "registry.registry",
     "RngState": "training.rng",
@@ -59,6 +62,7 @@ _HOMES = {
     "checkout": "workspace.checkout",
     "commit": "workspace.commit",
     "create_store": "registry.stores",
+    "open": "workspace.opening",
     "open_store": "registry.stores",
     "resolve": "registry.selectors",
 }
@@ -74,8 +78,10 @@ __all__ = [
     "CommitResult",
     "DistributedCursorSampler",
     "GlobalCursor",
+    "LazyTensor",
     "LoadReport",
     "LogicalShards",
+    "OpenCheckpoint",
     "RankLocal",
     "Registry",
     "RngState",
@@ -88,6 +94,7 @@ __all__ = [
     "checkout",
     "commit",
     "create_store",
+    "open",
     "open_store",
     "resolve",
 ]

@@ -206,6 +206,21 @@ def test_libraries_read_through_it(at: Callable[[str], Any]) -> None:
         assert text.read() == '{"layers": 2}'
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_reads_a_distributed_checkpoint_through_it(store: Path, tmp_path: Path) -> None:
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
+    state = {"w": torch.arange(40_000.0).reshape(200, 200), "step": torch.tensor(3)}
+    dcp.save(state, checkpoint_id=tmp_path / "tree" / "run", no_dist=True)
+    registry = cairn.open_store(store)
+    commit_tree(registry, tmp_path / "tree")
+    found = {"w": torch.zeros(200, 200), "step": torch.tensor(0)}
+    dcp.load(found, storage_reader=FsspecReader("cairn://m@main/run", store=registry), no_dist=True)
+    assert torch.equal(found["w"], state["w"]) and found["step"] == 3
+    registry.close()
+
+
 def test_the_store_comes_from_the_environment(
     at: Callable[[str], Any], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

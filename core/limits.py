@@ -83,6 +83,12 @@ READ_GAP_BYTES = 64 * KIB
 READ_AMPLIFICATION_MAX = 1.1
 # One fetch; large enough for sequential speed, small enough that several fit the budget.
 READ_BYTES_TARGET = 8 * MIB
+# One fetch for a tensor that is read alone: as much as a pack holds, since what lies together is asked for at once.
+LAZY_READ_BYTES_MAX = 64 * MIB
+# Parts of files that were read in part, kept for the next read: a band is 16 MiB at most, so a few files share it.
+FILE_CACHE_BYTES = 64 * MIB
+# Links that a path may lead through, as in Linux.
+PATH_LINKS_MAX = 40
 
 # --- Remotes ----------------------------------------------------------------------------------
 # Threads that read, check and upload at once: each holds a pack, and one connection fills no network.

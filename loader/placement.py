@@ -20,3 +20,9 @@ def as_array(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
     width = tensor.element_size()
     array: np.ndarray[Any, Any] = tensor.view(_TORCH_OF_WIDTH[width]).numpy()
     return array.view(NUMPY_OF_WIDTH[width])
+
+
+def as_tensor(array: "np.ndarray[Any, Any]", dtype: torch.dtype) -> torch.Tensor:
+    """The inverse: a tensor of some dtype over the memory of an array of its elements' bits."""
+    flat = torch.from_numpy(array)
+    return flat if dtype is torch.complex128 else flat.view(dtype)

@@ -81,13 +81,33 @@ class ReadPlan(msgspec.Struct, frozen=True):
         """Stored bytes of the chunks themselves."""
         return sum(p.location.length for b in self.batches for d in b.deliveries for p in d.parts if p.location)
 
+    def spread(self) -> "ReadPlan":
+        """The same reads with each range in a batch of its own, so that threads fetch them side by side.
+
+        For groups of one chunk.
+        """
+        batches = []
+        for batch in self.batches:
+            of: dict[int, list[Delivery]] = {}
+            for one in batch.deliveries:
+                (part,) = one.parts
+                own = Delivery(one.group, (Part(part.wanted, part.location, 0 if part.location else -1, part.at),))
+                of.setdefault(part.range, []).append(own)
+            batches += [Batch(batch.ranges[at : at + 1] if at >= 0 else (), tuple(some)) for at, some in of.items()]
+        return ReadPlan(tuple(batches))
+
     def __str__(self) -> str:
         over = self.bytes_fetched / self.bytes_needed if self.bytes_needed else 1.0
         return f"{self.requests} reads, {self.bytes_fetched} bytes, amplification {over:.3f}"
 
 
-def plan_reads(groups: Iterable[Group], index: Index, keys: ContentKeys) -> ReadPlan:
+def plan_reads(
+    groups: Iterable[Group], index: Index, keys: ContentKeys, batch_bytes: int = READ_BYTES_TARGET
+) -> ReadPlan:
     """Plan the reads for groups of chunks.
+
+    Args:
+        batch_bytes: stored bytes of a batch, and so of a range, at most, unless one group is longer.
 
     Raises:
         MissingData: a chunk is in no pack that is in force; names the first of them.
@@ -99,7 +119,7 @@ def plan_reads(groups: Iterable[Group], index: Index, keys: ContentKeys) -> Read
     size = 0
     for group, locations in placed:
         length = sum(location.length for location in locations if location)
-        if open_groups and size + length > READ_BYTES_TARGET:
+        if open_groups and size + length > batch_bytes:
             batches.append(_batch(open_groups))
             open_groups, size = [], 0
         open_groups.append((group, locations))

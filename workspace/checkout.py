@@ -7,29 +7,26 @@ half-written is ever seen at the destination. Order inside: folders, files (hole
 import os
 import stat
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
 
-from cairn.core.errors import DestinationExists, IntegrityError, RefusedError, StorageError, StorageFull
+from cairn.core.errors import DestinationExists, RefusedError, StorageError, StorageFull
 from cairn.core.ids import CheckpointId, ModelId
-from cairn.core.limits import FILE_BLOCK_BYTES, READ_BYTES_TARGET, TENSOR_BYTES_MAX
+from cairn.core.limits import READ_BYTES_TARGET
 from cairn.core.pool import threads_within_budget
 from cairn.core.progress import Progress, Silent
 from cairn.loader.execute import execute
-from cairn.loader.plan import Group, Wanted, plan_reads
-from cairn.manifests.dtypes import nbytes
-from cairn.manifests.schema import FileEntry, Inline, Key, Literal, TensorEntry
-from cairn.manifests.tiling import Band, grid
-from cairn.registry.checkpoint import CheckpointManifest, split_digests
+from cairn.loader.plan import Group, plan_reads
+from cairn.manifests.schema import FileEntry
+from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.registry import Registry
-from cairn.store.crypto.components import ComponentClass
-from cairn.store.fills import fill_of
 from cairn.workspace.casefold import check_names_fit
-from cairn.workspace.links import is_plain_path, link_stays_inside
 from cairn.workspace.partial import partial_folder
+from cairn.workspace.recipe import Piece, Recipe
 from cairn.workspace.scatter import rest_of, row_batches
-from cairn.workspace.tree import PERMISSIONS, is_store
+from cairn.workspace.tree import is_store
 
 # A worker holds the sealed ranges of a batch and the plaintext of a band.
 _WORKER_BYTES = READ_BYTES_TARGET + (16 << 20)
@@ -42,27 +39,6 @@ class CheckoutResult(msgspec.Struct, frozen=True):
     bytes_logical: int
     bytes_fetched: int
     requests: int
-
-
-class _Place(msgspec.Struct, frozen=True):
-    """Where a group's bytes go: a file, an offset, and how the tiles of a band interleave."""
-
-    path: bytes
-    offset: int
-    band: Band | None
-
-
-class _Recipe(msgspec.Struct):
-    """What is to be written: groups to fetch with their places, and bytes that are at hand."""
-
-    groups: list[Group] = msgspec.field(default_factory=list)
-    places: list[_Place] = msgspec.field(default_factory=list)
-
-    def add(self, chunks: Sequence[Wanted], place: _Place) -> None:
-        """Add a group, unless it is all zeros: holes are zeros already."""
-        if any(fill_of(chunk.digest) != 0 for chunk in chunks):
-            self.groups.append(Group(len(self.places), tuple(chunks)))
-            self.places.append(place)
 
 
 def checkout(
@@ -84,17 +60,11 @@ def checkout(
         raise RefusedError(f"{destination} lies inside the store {inside}", hint="name a destination outside of it")
     _check_destination(destination)
     manifest = CheckpointManifest(registry, model, checkpoint)
-    if ComponentClass.FILES not in manifest.components:
-        raise RefusedError(
-            f"{manifest.what} holds no files: a training loop saved it",
-            hint="load it with cairn.Checkpointer, or with torch.distributed.checkpoint through cairn.CairnReader",
-        )
-    files = list(manifest.files())
-    for entry in files:
-        _check_entry(entry, manifest.what)
+    recipe = Recipe(manifest)
+    files = recipe.files()
     try:
         with partial_folder(destination, registry.opened.entropy.token(6).hex()) as partial:
-            result = _Writer(manifest, os.fsencode(partial), progress).write(files)
+            result = _Writer(manifest, recipe, os.fsencode(partial), progress).write(files)
             _publish(partial, destination)
             return result
     except OSError as error:
@@ -112,15 +82,6 @@ def _check_destination(destination: Path) -> None:
         raise DestinationExists(
             f"{destination} exists and is not an empty folder", hint="name another destination, or move it away"
         )
-
-
-def _check_entry(entry: FileEntry, what: str) -> None:
-    """Paths come from a sealed manifest, yet its writer may have been hostile."""
-    links_well = entry.kind != "link" or link_stays_inside(entry.path, entry.target)
-    if not 0 <= entry.mode <= PERMISSIONS or not 0 <= entry.size <= TENSOR_BYTES_MAX or entry.part < 0:
-        raise IntegrityError(f"{what} holds a path with impossible facts: {os.fsdecode(entry.path)!a}")
-    if not is_plain_path(entry.path) or entry.kind not in ("file", "folder", "link") or not links_well:
-        raise IntegrityError(f"{what} holds a path that leads out of its folder: {os.fsdecode(entry.path)!a}")
 
 
 def _publish(partial: Path, destination: Path) -> None:
@@ -145,17 +106,17 @@ def _storage_error(error: OSError, destination: Path) -> StorageError:
 class _Writer:
     """Writes one tree into an empty folder."""
 
-    def __init__(self, manifest: CheckpointManifest, root: bytes, progress: Progress) -> None:
+    def __init__(self, manifest: CheckpointManifest, recipe: Recipe, root: bytes, progress: Progress) -> None:
         self._manifest = manifest
+        self._recipe = recipe
         self._root = root
         self._progress = progress
-        self._tensors: dict[Key, TensorEntry] = {}
-        self._recipe = _Recipe()
+        self._groups: list[Group] = []
+        self._places: list[tuple[bytes, Piece]] = []
 
     def write(self, entries: list[FileEntry]) -> CheckoutResult:
         """Write all; modes last, so that a read-only folder can still be filled."""
         check_names_fit(self._root, [entry.path for entry in entries if entry.part == 0])
-        self._tensors = {entry.key: entry for entry in self._manifest.tensors()}
         for entry in entries:
             if entry.kind == "folder":
                 os.makedirs(self._path(entry.path), mode=0o700, exist_ok=True)
@@ -173,25 +134,19 @@ class _Writer:
         return os.path.join(self._root, path)
 
     def _write_files(self, entries: list[FileEntry]) -> CheckoutResult:
-        at: dict[bytes, int] = {}
-        total = 0
-        for entry in entries:
-            if entry.part == 0:
-                at[entry.path], total = 0, total + entry.size
-                self._create(entry)
-            elif entry.path not in at:
-                raise IntegrityError(f"{self._manifest.what} holds a file without its first part")
-            at[entry.path] = self._plan_segments(entry, at[entry.path])
-        for entry in entries:
-            if at[entry.path] != entry.size:
-                raise IntegrityError(f"the recipe of a file in {self._manifest.what} does not add up to its size")
+        files, total = 0, 0
+        for _, group in groupby(entries, lambda entry: entry.path):
+            parts = list(group)
+            self._create(parts[0])
+            self._plan(parts)
+            files, total = files + 1, total + parts[0].size
         self._progress.stage("write", total)
         chunks = self._manifest.chunks
         with self._manifest.explained():
-            plan = plan_reads(self._recipe.groups, chunks.index, chunks.access.keys.chunk)
+            plan = plan_reads(self._groups, chunks.index, chunks.access.keys.chunk)
         threads = threads_within_budget(_WORKER_BYTES)
         execute(plan, chunks, self._deliver, threads)
-        return CheckoutResult(sum(entry.part == 0 for entry in entries), total, plan.bytes_fetched, plan.requests)
+        return CheckoutResult(files, total, plan.bytes_fetched, plan.requests)
 
     def _create(self, entry: FileEntry) -> None:
         os.makedirs(os.path.dirname(self._path(entry.path)), mode=0o700, exist_ok=True)
@@ -201,47 +156,19 @@ class _Writer:
         finally:
             os.close(descriptor)
 
-    def _plan_segments(self, entry: FileEntry, at: int) -> int:
-        """Plan one entry's segments from offset `at` on; returns where they end."""
-        for segment in entry.segments:
-            if isinstance(segment, Inline):
-                self._write_at(entry.path, at, [[memoryview(segment.data)]])
-                at += len(segment.data)
-            elif isinstance(segment, Literal):
-                self._plan_literal(entry.path, at, segment)
-                at += segment.length
-            else:
-                tensor = self._tensors.get(segment.key)
-                if tensor is None:
-                    raise IntegrityError(f"a file of {self._manifest.what} names tensor {segment.key}, which it lacks")
-                self._plan_tensor(entry.path, at, tensor)
-                at += nbytes(tensor.dtype, tensor.shape)
-        return at
-
-    def _plan_literal(self, path: bytes, at: int, segment: Literal) -> None:
-        digests = split_digests(segment.digests, self._manifest.what)
-        if segment.length < 0 or len(digests) != -(-segment.length // FILE_BLOCK_BYTES):
-            raise IntegrityError(f"a file of {self._manifest.what} has another number of blocks than its length wants")
-        for number, digest in enumerate(digests):
-            start = number * FILE_BLOCK_BYTES
-            length = min(FILE_BLOCK_BYTES, segment.length - start)
-            self._recipe.add([Wanted(digest, length)], _Place(path, at + start, None))
-
-    def _plan_tensor(self, path: bytes, at: int, tensor: TensorEntry) -> None:
-        if tensor.inline is not None:
-            if len(tensor.inline) != nbytes(tensor.dtype, tensor.shape):
-                raise IntegrityError(f"tensor {tensor.key} of {self._manifest.what} has another size than its shape")
-            self._write_at(path, at, [[memoryview(tensor.inline)]])
-            return
-        tiles = self._manifest.tiles(tensor)
-        cells = grid(tensor.dtype, tensor.shape)
-        for band in cells.bands():
-            wanted = [Wanted(tiles[band.first + i], band.rows * width) for i, (_, width) in enumerate(band.columns)]
-            self._recipe.add(wanted, _Place(path, at + band.offset, band if len(band.columns) > 1 else None))
+    def _plan(self, parts: list[FileEntry]) -> None:
+        """Write what is at hand, and plan the rest but for zeros, which holes are already."""
+        path = parts[0].path
+        for piece in self._recipe.pieces(parts):
+            if piece.data is not None:
+                self._write_at(path, piece.offset, [[memoryview(piece.data)]])
+            elif not piece.is_zeros:
+                self._groups.append(Group(len(self._places), piece.chunks))
+                self._places.append((path, piece))
 
     def _deliver(self, key: int, views: Sequence[memoryview]) -> None:
-        place = self._recipe.places[key]
-        self._write_at(place.path, place.offset, row_batches(place.band, views) if place.band else [views])
+        path, piece = self._places[key]
+        self._write_at(path, piece.offset, row_batches(piece.band, views) if piece.band else [views])
         self._progress.advance(sum(map(len, views)))
 
     def _write_at(self, path: bytes, offset: int, batches: Sequence[Sequence[memoryview]]) -> None:

@@ -27,6 +27,15 @@ def row_batches(band: Band, tiles: Sequence[memoryview]) -> list[list[memoryview
     return [views[at : at + IOV_MAX] for at in range(0, len(views), IOV_MAX)]
 
 
+def join_tiles(band: Band, tiles: Sequence[memoryview], target: memoryview) -> None:
+    """A band's bytes in the order of its file, from its tiles."""
+    import numpy as np
+
+    rows = np.frombuffer(target, np.uint8).reshape(band.rows, band.row_bytes)
+    for (start, width), tile in zip(band.columns, tiles, strict=True):
+        rows[:, start : start + width] = np.frombuffer(tile, np.uint8).reshape(band.rows, width)
+
+
 def rest_of(views: Sequence[memoryview], done: int) -> list[memoryview]:
     """What is left of `views` after their first `done` bytes."""
     for number, view in enumerate(views):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cairn.workspace.checkout import CheckoutResult, checkout
     from cairn.workspace.clone import CloneResult, clone
     from cairn.workspace.commit import CommitOptions, CommitResult, commit
+    from cairn.workspace.opening import LazyTensor, OpenCheckpoint, open
 
 __version__ = "0.1.0"
 
@@ -50,8 +51,10 @@ _HOMES = {
     "CommitResult": "workspace.commit",
     "DistributedCursorSampler": "training.dataloader",
     "GlobalCursor": "training.dataloader",
+    "LazyTensor": "workspace.opening",
     "LoadReport": "training.loading",
     "LogicalShards": "training.dataloader",
+    "OpenCheckpoint": "workspace.opening",
     "RankLocal": "training.dataloader",
     "Registry": "registry.registry",
     "RngState": "training.rng",
@@ -69,6 +72,7 @@ _HOMES = {
     "create_store": "registry.stores",
     "create_twin": "registry.stores",
     "open_remote": "registry.stores",
+    "open": "workspace.opening",
     "open_store": "registry.stores",
     "resolve": "registry.selectors",
     "send": "registry.sync",
@@ -86,8 +90,10 @@ __all__ = [
     "CommitResult",
     "DistributedCursorSampler",
     "GlobalCursor",
+    "LazyTensor",
     "LoadReport",
     "LogicalShards",
+    "OpenCheckpoint",
     "RankLocal",
     "Registry",
     "RngState",
@@ -105,6 +111,7 @@ __all__ = [
     "commit",
     "create_store",
     "create_twin",
+    "open",
     "open_remote",
     "open_store",
     "resolve",

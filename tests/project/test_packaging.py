@@ -30,6 +30,8 @@ distribution = importlib.metadata.distribution("cairn-store")
 assert distribution.version == cairn.__version__
 (command,) = distribution.entry_points.select(group="console_scripts", name="cairn")
 assert callable(command.load())
+(system,) = distribution.entry_points.select(group="fsspec.specs", name="cairn")
+assert system.load().protocol == "cairn"
 print("\\n".join(["cairn", *names]))
 """
 

@@ -1,5 +1,5 @@
 """Fixtures of this folder."""
 
-from tests.support.fixtures import environments_closed, site
+from tests.support.fixtures import environments_closed, site, store
 
-__all__ = ["environments_closed", "site"]
+__all__ = ["environments_closed", "site", "store"]

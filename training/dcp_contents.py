@@ -4,7 +4,7 @@ Works for whatever wrote the checkpoint. What `Checkpointer` stores as one value
 taken apart here, by the planner's own rule.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,13 +43,13 @@ class Contents:
         RefusedError: two entries have one flat name; names both.
     """
 
-    def __init__(self, manifest: CheckpointManifest) -> None:
+    def __init__(self, manifest: CheckpointManifest, components: Sequence[ComponentClass] = _STATE) -> None:
         self.manifest = manifest
         self.tensors: dict[str, TensorEntry] = {}
         self.values: dict[str, Callable[[], Any]] = {}
         self.paths: dict[str, Path] = {}
         self._keys: dict[str, Key] = {}
-        for component in _STATE:
+        for component in components:
             entries: list[TensorEntry | ValueEntry] = [*manifest.tensors(component), *manifest.values(component)]
             optimizer = component is ComponentClass.OPTIMIZER
             both = optimizer and spells_as_torch(entry.key.path for entry in entries)

@@ -5,13 +5,12 @@ half-written is ever seen at the destination. Order inside: folders, files (hole
 """
 
 import os
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from cairn.core.errors import DestinationExists, IntegrityError, RefusedError, StorageError, StorageFull
+from cairn.core.errors import IntegrityError, RefusedError
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import FILE_BLOCK_BYTES, READ_BYTES_TARGET, TENSOR_BYTES_MAX
 from cairn.core.pool import threads_within_budget
@@ -26,10 +25,10 @@ from cairn.registry.registry import Registry
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.fills import fill_of
 from cairn.workspace.casefold import check_names_fit
+from cairn.workspace.destination import becoming, checked_destination
 from cairn.workspace.links import is_plain_path, link_stays_inside
-from cairn.workspace.partial import partial_folder
 from cairn.workspace.scatter import rest_of, row_batches
-from cairn.workspace.tree import PERMISSIONS, is_store
+from cairn.workspace.tree import PERMISSIONS
 
 # A worker holds the sealed ranges of a batch and the plaintext of a band.
 _WORKER_BYTES = READ_BYTES_TARGET + (16 << 20)
@@ -76,42 +75,27 @@ def checkout(
         StorageFull: no room; the destination is untouched.
     """
     progress = progress or Silent()
-    destination = Path(os.path.abspath(destination))  # `.` has no name
-    if destination == Path.cwd():
-        raise DestinationExists("the working folder cannot be replaced", hint="name a new folder in it")
-    inside = next((folder for folder in destination.parents if is_store(os.fsencode(folder))), None)
-    if inside is not None:
-        raise RefusedError(f"{destination} lies inside the store {inside}", hint="name a destination outside of it")
-    _check_destination(destination)
+    destination = checked_destination(destination)
     manifest = CheckpointManifest(registry, model, checkpoint)
     if ComponentClass.FILES not in manifest.components:
         raise RefusedError(
             f"{manifest.what} holds no files: a training loop saved it",
-            hint="load it with cairn.Checkpointer, or with torch.distributed.checkpoint through cairn.CairnReader",
+            hint="write its tensors with --format safetensors, torch or dcp, or load it with cairn.Checkpointer",
         )
     files = list(manifest.files())
+    with becoming(destination, registry.opened.entropy.token(6).hex()) as partial:
+        return write_files(manifest, files, partial, progress)
+
+
+def write_files(manifest: CheckpointManifest, files: list[FileEntry], root: Path, progress: Progress) -> CheckoutResult:
+    """Write file entries into an empty folder.
+
+    Raises:
+        IntegrityError: an entry is impossible, or leads out of the folder.
+    """
     for entry in files:
         _check_entry(entry, manifest.what)
-    try:
-        with partial_folder(destination, registry.opened.entropy.token(6).hex()) as partial:
-            result = _Writer(manifest, os.fsencode(partial), progress).write(files)
-            _publish(partial, destination)
-            return result
-    except OSError as error:
-        raise _storage_error(error, destination) from None
-
-
-def _check_destination(destination: Path) -> None:
-    try:
-        empty_folder = stat.S_ISDIR(destination.lstat().st_mode) and not any(destination.iterdir())
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise _storage_error(error, destination) from None
-    if not empty_folder:
-        raise DestinationExists(
-            f"{destination} exists and is not an empty folder", hint="name another destination, or move it away"
-        )
+    return _Writer(manifest, os.fsencode(root), progress).write(files)
 
 
 def _check_entry(entry: FileEntry, what: str) -> None:
@@ -121,25 +105,6 @@ def _check_entry(entry: FileEntry, what: str) -> None:
         raise IntegrityError(f"{what} holds a path with impossible facts: {os.fsdecode(entry.path)!a}")
     if not is_plain_path(entry.path) or entry.kind not in ("file", "folder", "link") or not links_well:
         raise IntegrityError(f"{what} holds a path that leads out of its folder: {os.fsdecode(entry.path)!a}")
-
-
-def _publish(partial: Path, destination: Path) -> None:
-    """The line that makes the checkout visible: one rename."""
-    try:
-        partial.rename(destination)
-    except OSError:
-        _check_destination(destination)
-        raise
-
-
-def _storage_error(error: OSError, destination: Path) -> StorageError:
-    import errno
-
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return StorageFull(
-            f"no room to write {destination}: {error.strerror}", hint="free space there and repeat the command"
-        )
-    return StorageError(f"{destination} cannot be written: {error.strerror}")
 
 
 class _Writer:
@@ -166,7 +131,6 @@ class _Writer:
         for entry in sorted(entries, key=lambda entry: entry.path, reverse=True):
             if entry.kind != "link" and entry.part == 0:
                 os.chmod(self._path(entry.path), entry.mode)
-        os.chmod(self._root, 0o777 & ~_umask())
         return size
 
     def _path(self, path: bytes) -> bytes:
@@ -255,9 +219,3 @@ class _Writer:
                         views = rest_of(views, count)
         finally:
             os.close(descriptor)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

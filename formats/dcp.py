@@ -12,6 +12,7 @@ import msgspec
 
 from cairn.core.errors import BadInput
 from cairn.core.limits import LISTED_NAMES_MAX, PICKLE_BYTES_MAX
+from cairn.formats.lfs import refuse_lfs_pointer
 from cairn.formats.logical import Block, JoinedState, JoinedTensor, JoinedValue, Path, tensor_of_blocks
 from cairn.formats.parsed import Source
 from cairn.formats.pickle_reader import read_pickle
@@ -52,15 +53,17 @@ class _Place(msgspec.Struct, frozen=True):
     length: int
 
 
-def parse_dcp(metadata: Source, open_file: Open) -> JoinedState:
+def parse_dcp(metadata: Source, open_file: Open, kind: str = "PyTorch DCP") -> JoinedState:
     """Find every tensor and plain value of a folder.
 
     Args:
         open_file: opens a file of the folder by its name.
+        kind: whose it is, for people.
 
     Raises:
         BadInput: the metadata is damaged or hostile, a file is missing or cut off, or shards do not cover a tensor.
     """
+    refuse_lfs_pointer(metadata)
     if metadata.size > PICKLE_BYTES_MAX:
         raise malformed(f"metadata of {metadata.size} bytes is over the limit of {PICKLE_BYTES_MAX}")
     root = _state(read_pickle(metadata.read_at(0, metadata.size), VOCABULARY), "Metadata")
@@ -91,10 +94,11 @@ def parse_dcp(metadata: Source, open_file: Open) -> JoinedState:
                 raise malformed(f"{what}: a chunk has another number of axes than its shape {list(shape)}")
             parts.append((Box(offsets, lengths), _placed(places, (name, offsets), what)))
         tensors.append((name, _dtype(facts.get("properties"), what), shape, parts))
-    return _joined(tensors, values, paths, open_file)
+    return _joined(kind, tensors, values, paths, open_file)
 
 
 def _joined(
+    kind: str,
     tensors: list[tuple[str, str, tuple[int, ...], list[tuple[Box, _Place]]]],
     values: list[tuple[str, _Place]],
     paths: dict[str, Path],
@@ -124,7 +128,7 @@ def _joined(
     files = frozenset((METADATA_FILE, *wanted, *(place.file for _, place in values)))
     listed = ", ".join(refused[:LISTED_NAMES_MAX])
     warnings = [f"{len(refused)} values are not plain data and were left out: {listed}"] if refused else []
-    return JoinedState("PyTorch DCP", tuple(joined), tuple(plain), files, tuple(warnings))
+    return JoinedState(kind, tuple(joined), tuple(plain), files, tuple(warnings))
 
 
 def _values(

@@ -80,14 +80,39 @@ def parse_torch(source: Source) -> ParsedFile:
     return ParsedFile("torch-zip", settle_overlaps(tensors), ties, warnings.lines())
 
 
+class TorchTree:
+    """A torch archive as inert data, tensors by reference, and where in the file each tensor lies."""
+
+    def __init__(self, source: Source, vocabulary: Vocabulary) -> None:
+        """Read the pickle.
+
+        Raises:
+            BadInput: as `parse_torch`.
+        """
+        self._archive, self._root = _open_archive(source)
+        self._swapped = _is_big_endian(self._archive, self._root, _Warnings())
+        program = self._archive.read(f"{self._root}/data.pkl", PICKLE_BYTES_MAX)
+        self.value = read_pickle(program, vocabulary, StorageTable().resolve)
+
+    def offset(self, tensor: TensorRef) -> int:
+        """Byte offset of a tensor's elements, which follow each other there.
+
+        Raises:
+            BadInput: they do not, or are big-endian, or their record has another size than it should have.
+        """
+        if self._swapped or not is_contiguous(tensor.shape, tensor.strides):
+            raise malformed(f"the tensor in storage {shown(tensor.storage.key)} is big-endian or not contiguous")
+        record = _record(self._archive, self._root, tensor.storage)
+        return record.offset + tensor.offset * (BITS[tensor.dtype] // 8)
+
+
 def read_torch_value(source: Source) -> Value:
-    """The value of a torch archive as inert data, tensors by reference.
+    """The value of a torch archive as inert data.
 
     Raises:
         BadInput: as `parse_torch`.
     """
-    archive, root = _open_archive(source)
-    return read_pickle(archive.read(f"{root}/data.pkl", PICKLE_BYTES_MAX), _VALUES, StorageTable().resolve)
+    return TorchTree(source, _VALUES).value
 
 
 def _open_archive(source: Source) -> tuple[ZipArchive, str]:

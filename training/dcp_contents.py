@@ -79,7 +79,8 @@ class Contents:
             value = members
         if isinstance(value, Container):
             return  # its items have entries of their own
-        for below, leaf in _leaves(value):
+        # What no planner has taken apart stands in no scope, and stays whole.
+        for below, leaf in _leaves(value) if entry.key.scope else (((), value),):
             self.values[self._name(entry.key, path + below)] = partial(_given, leaf)
 
     def _read(self, entry: ValueEntry) -> Any:

@@ -16,7 +16,7 @@ from cairn.core.progress import Progress, Silent
 from cairn.formats.detect import INDEX_SUFFIXES
 from cairn.formats.safetensors_write import Named, Shard, index_of, plan_shards
 from cairn.manifests.dtypes import nbytes
-from cairn.manifests.schema import FileEntry, Key, TensorEntry
+from cairn.manifests.schema import FileEntry, Key, TensorBytes, TensorEntry
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.registry import Registry
 from cairn.store.crypto.components import ComponentClass
@@ -31,6 +31,7 @@ STATE = (ComponentClass.WEIGHTS, ComponentClass.OPTIMIZER, ComponentClass.TRAINI
 # What transformers cuts by; one object of a store that takes 5 GiB in one request.
 SHARD_BYTES = 5_000_000_000
 TORCH_FILE = "model.pt"
+_REPLACED = (*INDEX_SUFFIXES, ".safetensors")
 
 
 class ExportOptions(msgspec.Struct, frozen=True):
@@ -127,13 +128,13 @@ def _components(manifest: CheckpointManifest, options: ExportOptions) -> Sequenc
 
 
 def _files_beside(manifest: CheckpointManifest) -> Iterable[FileEntry]:
-    """Files that no container's parser took, and their folders; indices tell of files that are not written."""
+    """Files that hold no tensors; of what is read by name, indices and empty containers tell of what is not written."""
     if ComponentClass.FILES not in manifest.components:
-        return
-    for entry in manifest.files():
-        container = entry.container or os.fsdecode(entry.path).lower().endswith(INDEX_SUFFIXES)
-        if entry.kind == "file" and not container:
-            yield entry
+        return []
+    files = [entry for entry in manifest.files() if entry.kind == "file"]
+    left = {entry.path for entry in files if any(isinstance(segment, TensorBytes) for segment in entry.segments)}
+    left |= {entry.path for entry in files if os.fsdecode(entry.path).lower().endswith(_REPLACED)}
+    return [entry for entry in files if entry.path not in left]
 
 
 def tied_first(entry: TensorEntry, entries: Mapping[Key, TensorEntry]) -> TensorEntry:

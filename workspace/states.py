@@ -5,6 +5,7 @@ else in the tree stays files.
 """
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -23,9 +24,14 @@ from cairn.workspace.layout import lay_out
 from cairn.workspace.source import FileSource
 from cairn.workspace.tree import Tree
 
-_METADATA = b".metadata"
+Open = Callable[[str], AbstractContextManager[Source]]
+_Parse = Callable[[set[str], Open], JoinedState]
+# What marks a folder of each kind.
+_METADATA, _ZERO_ENDING = b".metadata", b"_optim_states.pt"
+_UNIVERSAL = re.compile(rb"(?:^|/)zero/[^/]+/fp32\.pt$")
+# What Megatron's `torch_dist` writes beside it; both stay files.
+_MEGATRON, _MEGATRON_FILES = "Megatron torch_dist", {"common.pt", "metadata.json"}
 _HINT = "commit with --opaque to keep all files as plain bytes"
-_Open = Callable[[str], AbstractContextManager[Source]]
 
 
 class FoundState(msgspec.Struct, frozen=True):
@@ -52,24 +58,49 @@ def find_states(tree: Tree) -> list[FoundState]:
     """
     if tree.single:
         return []
-    marks = [node.path for node in tree.nodes if node.kind == "file" and os.path.basename(node.path) == _METADATA]
-    return [_taken_up(tree, os.path.dirname(path)) for path in marks]
+    folders: dict[bytes, _Parse] = {}
+    for node in tree.nodes:
+        folder, name = os.path.split(node.path)
+        if node.kind == "file" and name == _METADATA:
+            folders[folder] = _parse_dcp
+        elif node.kind == "file" and name.endswith(_ZERO_ENDING):
+            folders.setdefault(folder, _parse_zero)
+        elif node.kind == "file" and _UNIVERSAL.search(node.path):
+            folders.setdefault(_UNIVERSAL.sub(b"", node.path), _parse_universal)
+    return [_taken_up(tree, folder, parse) for folder, parse in sorted(folders.items())]
 
 
-def _taken_up(tree: Tree, folder: bytes) -> FoundState:
+def _parse_dcp(names: set[str], open_file: Open) -> JoinedState:
     from cairn.formats.dcp import METADATA_FILE, parse_dcp
 
-    place, shown = os.path.join(tree.root, folder), os.fsdecode(folder) or "."
-    known = {os.path.relpath(node.path, folder or b".") for node in tree.nodes if node.kind == "file"}
+    with open_file(METADATA_FILE) as metadata:
+        return parse_dcp(metadata, open_file, _MEGATRON if names >= _MEGATRON_FILES else "PyTorch DCP")
+
+
+def _parse_zero(names: set[str], open_file: Open) -> JoinedState:
+    from cairn.formats.zero import parse_zero
+
+    return parse_zero(names, open_file)
+
+
+def _parse_universal(names: set[str], open_file: Open) -> JoinedState:
+    from cairn.formats.zero_universal import parse_universal
+
+    return parse_universal(names, open_file)
+
+
+def _taken_up(tree: Tree, folder: bytes, parse: "_Parse") -> FoundState:
+    place, shown, within = os.path.join(tree.root, folder), os.fsdecode(folder) or ".", folder + b"/" if folder else b""
+    files = (node.path for node in tree.nodes if node.kind == "file" and node.path.startswith(within))
+    names = {os.fsdecode(path[len(within) :]) for path in files}
 
     def open_file(name: str) -> AbstractContextManager[Source]:
-        if os.fsencode(name) not in known:
+        if name not in names:
             raise BadInput(f"its file {name} is missing", hint="copy the whole folder again, with every rank's files")
         return FileSource(os.path.join(place, os.fsencode(name)), name)
 
     try:
-        with open_file(METADATA_FILE) as metadata:
-            state = parse_dcp(metadata, open_file)
+        state = parse(names, open_file)
     except BadInput as error:
         hint = f"{error.hint}, or {_HINT}" if error.hint else _HINT
         raise BadInput(f"{shown}, a distributed checkpoint: {error.message}", hint=hint) from None

@@ -10,7 +10,8 @@ TensorPath = tuple[str | int, ...]
 class Source(Protocol):
     """Positional bytes of one file; `read_at` returns exactly `length` bytes or raises `InputChanged`."""
 
-    size: int
+    @property
+    def size(self) -> int: ...
 
     def read_at(self, offset: int, length: int) -> bytes: ...
 

@@ -9,7 +9,7 @@ import struct
 from cairn.core.errors import BadInput
 from cairn.core.limits import NAME_BYTES_MAX, SAFETENSORS_HEADER_BYTES_MAX, TENSOR_DIMS_MAX
 from cairn.formats.lfs import refuse_lfs_pointer
-from cairn.formats.parsed import FoundTensor, ParsedFile, Source
+from cairn.formats.parsed import FoundTensor, ParsedFile, Source, TensorPath
 from cairn.formats.refusal import malformed, shown
 from cairn.formats.strict_json import JsonScanner
 from cairn.manifests.dtypes import nbytes
@@ -24,6 +24,8 @@ DTYPES: dict[str, str] = {
 }  # fmt: skip
 
 METADATA_KEY = "__metadata__"
+# In the metadata of files that Cairn wrote: this and a tensor's name -> the tensor that it shares memory with.
+TIED_KEY = "cairn.tied:"
 _FIELDS = ("dtype", "shape", "data_offsets")
 # An entry as the library writes it, read in one step: 4 times as fast. Any other spelling, and any defect, goes the
 # long way with the same result.
@@ -53,6 +55,7 @@ def parse_safetensors(source: Source) -> ParsedFile:
     ranges: list[_Range] = []
     scanner = JsonScanner(text, "safetensors header")
     seen: set[str] = set()
+    metadata: dict[str, str] = {}
     for name in scanner.members("the header"):
         if name in seen:
             kind = "key" if name == METADATA_KEY else "tensor name"
@@ -60,7 +63,7 @@ def parse_safetensors(source: Source) -> ParsedFile:
         seen.add(name)
         scanner.place = name
         if name == METADATA_KEY:
-            _check_metadata(scanner)
+            metadata = _read_metadata(scanner)
             continue
         dtype, shape, begin, end = _read_entry(scanner, name)
         _check_range(name, dtype, shape, begin, end, data_bytes)
@@ -69,7 +72,7 @@ def parse_safetensors(source: Source) -> ParsedFile:
     scanner.place = ""
     scanner.end()
     _check_cover(ranges, data_bytes)
-    return ParsedFile("safetensors", tuple(tensors))
+    return ParsedFile("safetensors", tuple(tensors), _ties(metadata, tensors))
 
 
 def _read_header(source: Source) -> tuple[str, int]:
@@ -95,14 +98,25 @@ def _read_header(source: Source) -> tuple[str, int]:
         raise malformed(f"the header is not UTF-8 (at byte {error.start})") from None
 
 
-def _check_metadata(scanner: JsonScanner) -> None:
-    """Strings by string; may be empty. The header is kept as it is, so nothing of it is returned."""
-    seen: set[str] = set()
+def _read_metadata(scanner: JsonScanner) -> dict[str, str]:
+    """Strings by string; may be empty. The header is kept as it is, so only what tells of ties is used."""
+    metadata: dict[str, str] = {}
     for key in scanner.members("the metadata"):
-        if key in seen:
+        if key in metadata:
             raise malformed(f"duplicate key {shown(key)} in {METADATA_KEY}; each may stand there once")
-        seen.add(key)
-        scanner.string("a metadata value")
+        metadata[key] = scanner.string("a metadata value")
+    return metadata
+
+
+def _ties(metadata: dict[str, str], tensors: list[FoundTensor]) -> tuple[tuple[TensorPath, ...], ...]:
+    """Groups that an export noted, of tensors that look alike; whether their bytes are equal is for the reader."""
+    forms = {tensor.path[0]: (tensor.dtype, tensor.shape) for tensor in tensors}
+    groups: dict[str, list[TensorPath]] = {}
+    for key, first in metadata.items():
+        name = key.removeprefix(TIED_KEY)
+        if key != name != first and name in forms and forms[name] == forms.get(first):
+            groups.setdefault(first, [(first,)]).append((name,))
+    return tuple(map(tuple, groups.values()))
 
 
 def _read_entry(scanner: JsonScanner, name: str) -> tuple[str, tuple[int, ...], int, int]:

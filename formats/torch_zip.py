@@ -13,6 +13,7 @@ from cairn.formats.parsed import FoundTensor, ParsedFile, Source, TensorPath
 from cairn.formats.pickle_reader import read_pickle
 from cairn.formats.pickle_torch import TORCH, StorageTable
 from cairn.formats.pickle_values import FrozenKey, OpaqueTensor, StorageRef, TensorRef, Value
+from cairn.formats.pickle_vocabulary import Vocabulary, record
 from cairn.formats.refusal import malformed, shown
 from cairn.formats.views import is_contiguous, settle_overlaps
 from cairn.formats.zip_reader import MEMBER_MAGIC, ZipArchive, ZipMember, open_zip
@@ -26,6 +27,9 @@ TENSORS_MAX = 1_000_000
 WARNINGS_MAX = 100
 
 _LEGACY_PICKLE_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
+
+# Extra state of modules stands in byte streams.
+_VALUES: Vocabulary = {**TORCH, "_io.BytesIO": record("_io.BytesIO")}
 
 # A segment is what stands in the pickle: a str or int key, a list position, or a key of another kind.
 _Place = tuple[Value, ...]
@@ -58,15 +62,7 @@ def parse_torch(source: Source) -> ParsedFile:
     Raises:
         BadInput: not such an archive, damaged, hostile, over a limit, or with a global that is not on the closed list.
     """
-    refuse_lfs_pointer(source)
-    _refuse_legacy(source)
-    archive = open_zip(source)
-    root = next(iter(archive.members)).split("/")[0] if archive.members else ""
-    if f"{root}/data.pkl" not in archive.members:
-        raise malformed("the zip archive has no record 'data.pkl' in its first folder; torch.save did not write it")
-    if archive.members[f"{root}/data.pkl"].compressed:
-        # A few bytes would stand for hundreds of megabytes of pickle; torch.save stores its records as they are.
-        raise malformed("record 'data.pkl' is compressed; torch never compresses")
+    archive, root = _open_archive(source)
     warnings = _Warnings()
     big_endian = _is_big_endian(archive, root, warnings)
     table = StorageTable()
@@ -82,6 +78,55 @@ def parse_torch(source: Source) -> ParsedFile:
     _check_unfolded([group[0] for group in same], source.size)
     ties = tuple(tuple(tensor.path for tensor in group) for group in same if len(group) > 1)
     return ParsedFile("torch-zip", settle_overlaps(tensors), ties, warnings.lines())
+
+
+class TorchTree:
+    """A torch archive as inert data, tensors by reference, and where in the file each tensor lies."""
+
+    def __init__(self, source: Source, vocabulary: Vocabulary) -> None:
+        """Read the pickle.
+
+        Raises:
+            BadInput: as `parse_torch`.
+        """
+        self._archive, self._root = _open_archive(source)
+        self._swapped = _is_big_endian(self._archive, self._root, _Warnings())
+        program = self._archive.read(f"{self._root}/data.pkl", PICKLE_BYTES_MAX)
+        self.value = read_pickle(program, vocabulary, StorageTable().resolve)
+
+    def offset(self, tensor: TensorRef) -> int:
+        """Byte offset of a tensor's elements, which follow each other there.
+
+        Raises:
+            BadInput: they do not, or are big-endian, or their record has another size than it should have.
+        """
+        if self._swapped or not is_contiguous(tensor.shape, tensor.strides):
+            raise malformed(f"the tensor in storage {shown(tensor.storage.key)} is big-endian or not contiguous")
+        record = _record(self._archive, self._root, tensor.storage)
+        return record.offset + tensor.offset * (BITS[tensor.dtype] // 8)
+
+
+def read_torch_value(source: Source) -> Value:
+    """The value of a torch archive as inert data.
+
+    Raises:
+        BadInput: as `parse_torch`.
+    """
+    return TorchTree(source, _VALUES).value
+
+
+def _open_archive(source: Source) -> tuple[ZipArchive, str]:
+    """An archive that torch.save wrote, and its first folder."""
+    refuse_lfs_pointer(source)
+    _refuse_legacy(source)
+    archive = open_zip(source)
+    root = next(iter(archive.members)).split("/")[0] if archive.members else ""
+    if f"{root}/data.pkl" not in archive.members:
+        raise malformed("the zip archive has no record 'data.pkl' in its first folder; torch.save did not write it")
+    if archive.members[f"{root}/data.pkl"].compressed:
+        # A few bytes would stand for hundreds of megabytes of pickle; torch.save stores its records as they are.
+        raise malformed("record 'data.pkl' is compressed; torch never compresses")
+    return archive, root
 
 
 def _refuse_legacy(source: Source) -> None:

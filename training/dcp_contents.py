@@ -4,7 +4,7 @@ Works for whatever wrote the checkpoint. What `Checkpointer` stores as one value
 taken apart here, by the planner's own rule.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,13 +43,13 @@ class Contents:
         RefusedError: two entries have one flat name; names both.
     """
 
-    def __init__(self, manifest: CheckpointManifest) -> None:
+    def __init__(self, manifest: CheckpointManifest, components: Sequence[ComponentClass] = _STATE) -> None:
         self.manifest = manifest
         self.tensors: dict[str, TensorEntry] = {}
         self.values: dict[str, Callable[[], Any]] = {}
         self.paths: dict[str, Path] = {}
         self._keys: dict[str, Key] = {}
-        for component in _STATE:
+        for component in components:
             entries: list[TensorEntry | ValueEntry] = [*manifest.tensors(component), *manifest.values(component)]
             optimizer = component is ComponentClass.OPTIMIZER
             both = optimizer and spells_as_torch(entry.key.path for entry in entries)
@@ -79,7 +79,8 @@ class Contents:
             value = members
         if isinstance(value, Container):
             return  # its items have entries of their own
-        for below, leaf in _leaves(value):
+        # What no planner has taken apart stands in no scope, and stays whole.
+        for below, leaf in _leaves(value) if entry.key.scope else (((), value),):
             self.values[self._name(entry.key, path + below)] = partial(_given, leaf)
 
     def _read(self, entry: ValueEntry) -> Any:

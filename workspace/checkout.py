@@ -5,14 +5,12 @@ half-written is ever seen at the destination. Order inside: folders, files (hole
 """
 
 import os
-import stat
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 import msgspec
 
-from cairn.core.errors import DestinationExists, RefusedError, StorageError, StorageFull
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import READ_BYTES_TARGET
 from cairn.core.pool import threads_within_budget
@@ -23,10 +21,9 @@ from cairn.manifests.schema import FileEntry
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.registry import Registry
 from cairn.workspace.casefold import check_names_fit
-from cairn.workspace.partial import partial_folder
+from cairn.workspace.destination import becoming, checked_destination
 from cairn.workspace.recipe import Piece, Recipe
 from cairn.workspace.scatter import rest_of, row_batches
-from cairn.workspace.tree import is_store
 
 # A worker holds the sealed ranges of a batch and the plaintext of a band.
 _WORKER_BYTES = READ_BYTES_TARGET + (16 << 20)
@@ -52,55 +49,23 @@ def checkout(
         StorageFull: no room; the destination is untouched.
     """
     progress = progress or Silent()
-    destination = Path(os.path.abspath(destination))  # `.` has no name
-    if destination == Path.cwd():
-        raise DestinationExists("the working folder cannot be replaced", hint="name a new folder in it")
-    inside = next((folder for folder in destination.parents if is_store(os.fsencode(folder))), None)
-    if inside is not None:
-        raise RefusedError(f"{destination} lies inside the store {inside}", hint="name a destination outside of it")
-    _check_destination(destination)
+    destination = checked_destination(destination)
     manifest = CheckpointManifest(registry, model, checkpoint)
     recipe = Recipe(manifest)
     files = recipe.files()
-    try:
-        with partial_folder(destination, registry.opened.entropy.token(6).hex()) as partial:
-            result = _Writer(manifest, recipe, os.fsencode(partial), progress).write(files)
-            _publish(partial, destination)
-            return result
-    except OSError as error:
-        raise _storage_error(error, destination) from None
+    with becoming(destination, registry.opened.entropy.token(6).hex()) as partial:
+        return _Writer(manifest, recipe, os.fsencode(partial), progress).write(files)
 
 
-def _check_destination(destination: Path) -> None:
-    try:
-        empty_folder = stat.S_ISDIR(destination.lstat().st_mode) and not any(destination.iterdir())
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise _storage_error(error, destination) from None
-    if not empty_folder:
-        raise DestinationExists(
-            f"{destination} exists and is not an empty folder", hint="name another destination, or move it away"
-        )
+def write_files(manifest: CheckpointManifest, files: list[FileEntry], root: Path) -> CheckoutResult:
+    """Write some of a checkpoint's file entries into an empty folder.
 
-
-def _publish(partial: Path, destination: Path) -> None:
-    """The line that makes the checkout visible: one rename."""
-    try:
-        partial.rename(destination)
-    except OSError:
-        _check_destination(destination)
-        raise
-
-
-def _storage_error(error: OSError, destination: Path) -> StorageError:
-    import errno
-
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return StorageFull(
-            f"no room to write {destination}: {error.strerror}", hint="free space there and repeat the command"
-        )
-    return StorageError(f"{destination} cannot be written: {error.strerror}")
+    Raises:
+        IntegrityError: an entry is impossible, or leads out of the folder.
+    """
+    recipe = Recipe(manifest)
+    recipe.admit(files)
+    return _Writer(manifest, recipe, os.fsencode(root), Silent()).write(files)
 
 
 class _Writer:
@@ -127,7 +92,6 @@ class _Writer:
         for entry in sorted(entries, key=lambda entry: entry.path, reverse=True):
             if entry.kind != "link" and entry.part == 0:
                 os.chmod(self._path(entry.path), entry.mode)
-        os.chmod(self._root, 0o777 & ~_umask())
         return size
 
     def _path(self, path: bytes) -> bytes:
@@ -183,9 +147,3 @@ class _Writer:
                         views = rest_of(views, count)
         finally:
             os.close(descriptor)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

@@ -18,8 +18,9 @@ from cairn.core.limits import MESSAGE_BYTES_MAX, PACK_BYTES_TARGET, STEP_MAX
 from cairn.core.pool import Pool, threads_within_budget
 from cairn.core.progress import Progress, Silent
 from cairn.formats.detect import INDEX_SUFFIXES
+from cairn.manifests.dtypes import nbytes
 from cairn.manifests.schema import ComponentRoot, FileEntry, Parent, TensorEntry
-from cairn.registry.checkpoint import CheckpointManifest
+from cairn.registry.checkpoint import CheckpointManifest, split_digests
 from cairn.registry.fold import TAG
 from cairn.registry.location import FOLDER
 from cairn.registry.manifestwriter import ManifestWriter
@@ -38,9 +39,10 @@ from cairn.workspace.ingest import READ_BYTES_MAX, FileIngest, Job
 from cairn.workspace.layout import lay_out
 from cairn.workspace.naming import choose_scopes, tensor_entries
 from cairn.workspace.parsing import OPAQUE, parse_file
-from cairn.workspace.record import FileRecord, chunks_of, record_bytes
+from cairn.workspace.record import FileRecord, chunks_of
 from cairn.workspace.scatter import Scratch
-from cairn.workspace.source import FileSource
+from cairn.workspace.source import FileSource, FileStamp
+from cairn.workspace.states import FoundState, StateEntries, checked_apart, entries_of, find_states, taken_paths
 from cairn.workspace.tree import Node, Tree, scan
 
 # What one worker holds at most: an open pack and the range that it read.
@@ -117,6 +119,15 @@ def _check_options(options: CommitOptions) -> None:
         raise UsageError(f"a message of {length} bytes is over the limit of {MESSAGE_BYTES_MAX}")
 
 
+class _Unread(msgspec.Struct, frozen=True):
+    """A file that is being read: its path in the tree, its stamp, when reading it began."""
+
+    path: bytes
+    ingest: FileIngest
+    stamp: FileStamp
+    started: int
+
+
 @dataclass(slots=True)
 class _Commit:
     registry: Registry
@@ -127,7 +138,9 @@ class _Commit:
     save: ChunkSave = field(init=False)
     scanned_at_ns: int = field(init=False)
     records: dict[bytes, FileRecord] = field(default_factory=dict)
-    unread: list[tuple[bytes, FileIngest, int]] = field(default_factory=list)
+    unread: list[_Unread] = field(default_factory=list)
+    states: list[FoundState] = field(default_factory=list)
+    held: StateEntries = field(default_factory=StateEntries)
     manifest: WriteCounts = field(default_factory=WriteCounts)
 
     def run(self) -> CommitResult:
@@ -142,10 +155,12 @@ class _Commit:
             expected = ref_value(registry, model, self.options.branch)
         self.scanned_at_ns = registry.opened.clock.wall_ns()
         tree = scan(self.path)
+        self.states = [] if self.options.opaque else find_states(tree)
         with Session(registry.opened, state.epoch, state.heartbeat_seconds) as session:
             self.save = registry.chunks().save(session, self.options.codec)
             self._ingest(tree, model)
             tensors, files = self._entries(tree)
+            self.held = entries_of(self.states)
             components, reachable = self._pages(tensors, files)
             meta = CommitMeta(self.options.message, self.options.step)
             if model is not None and expected is not None and self._same_as_tip(model, expected, components, meta):
@@ -174,16 +189,17 @@ class _Commit:
     # --- files ---------------------------------------------------------------------------------
 
     def _ingest(self, tree: Tree, model: ModelId | None) -> None:
-        files = [node for node in tree.nodes if node.kind == "file"]
-        self.progress.stage("read", sum(node.size for node in files))
+        taken = taken_paths(self.states)
+        files = [node for node in tree.nodes if node.kind == "file" and node.path not in taken]
+        self.progress.stage("read", sum(node.size for node in files) + self._bytes_of_states())
         threads = threads_within_budget(_WORKER_BYTES)
         try:
             Pool[Job](threads, self._work).run(self._jobs(tree, files, model))
         finally:
-            for _, ingest, _ in self.unread:
-                ingest.source.close()
-        for path, ingest, _ in self.unread:
-            self.records[path] = ingest.record()
+            for one in self.unread:
+                one.ingest.source.close()
+        for one in self.unread:
+            self.records[one.path] = one.ingest.record()
 
     def _work(self, jobs: Iterable[Job]) -> None:
         # Anonymous memory: a worker that finds no job, and pages that no job touches, cost nothing.
@@ -197,6 +213,8 @@ class _Commit:
 
     def _jobs(self, tree: Tree, files: list[Node], model: ModelId | None) -> Iterator[Job]:
         cache = FileCache(self.registry, model, self.options.opaque) if model is not None else None
+        for state in self.states:
+            yield from state.ingest.jobs()
         names: dict[bytes, set[bytes]] = {}
         for node in files:
             names.setdefault(os.path.dirname(node.path), set()).add(os.path.basename(node.path))
@@ -219,7 +237,7 @@ class _Commit:
             except BaseException:
                 source.close()
                 raise
-            self.unread.append((node.path, ingest, started))
+            self.unread.append(_Unread(node.path, ingest, source.stamp, started))
             yield from ingest.jobs()
 
     def _known(self, record: FileRecord) -> bool:
@@ -237,8 +255,8 @@ class _Commit:
 
     def _remember(self, tree: Tree, model: ModelId) -> None:
         cache = FileCache(self.registry, model, self.options.opaque)
-        for path, ingest, started in self.unread:
-            cache.remember(path, tree.absolute(path), ingest.source.stamp, started, self.records[path])
+        for one in self.unread:
+            cache.remember(one.path, tree.absolute(one.path), one.stamp, one.started, self.records[one.path])
         cache.save()
 
     # --- manifest ------------------------------------------------------------------------------
@@ -247,6 +265,8 @@ class _Commit:
         scopes = choose_scopes(self.records)
         files: list[FileEntry] = []
         for node in tree.nodes:
+            if node.kind == "file" and node.path not in self.records:
+                continue  # of a distributed checkpoint
             if node.kind == "file":
                 files.extend(self.records[node.path].entries(node.path, node.mode, scopes[node.path]))
             else:
@@ -258,10 +278,19 @@ class _Commit:
     ) -> tuple[dict[ComponentClass, ComponentRoot], set[ContentId]]:
         with self.save.writer() as writer:
             pages = ManifestWriter(writer, self.registry.opened.keys)
-            components = {ComponentClass.FILES: pages.component(files=files, bytes_logical=self._bytes_logical())}
-            if tensors:
-                tensor_bytes = sum(record_bytes(record) for record in self.records.values())
-                components[ComponentClass.WEIGHTS] = pages.component(tensors, bytes_logical=tensor_bytes)
+            components: dict[ComponentClass, ComponentRoot] = {}
+            if not self.states or any(entry.kind != "folder" for entry in files):
+                size = sum(record.size for record in self.records.values())
+                components[ComponentClass.FILES] = pages.component(files=files, bytes_logical=size)
+            held = {ComponentClass.WEIGHTS: tensors} if tensors else {}
+            for component, found in self.held.tensors.items():
+                pages.reach(digest for entry in found for digest in split_digests(entry.tiles or b"", "a tensor"))
+                held[component] = checked_apart([*held.get(component, ()), *found])
+            for component in {**held, **self.held.values}:
+                entries = held.get(component, [])
+                values = [pages.value(key, data) for key, data in self.held.values.get(component, ())]
+                size = sum(nbytes(entry.dtype, entry.shape) for entry in entries)
+                components[component] = pages.component(entries, values=values, bytes_logical=size)
             # The counts of pages are reported apart from those of data.
             self.manifest, writer.counts = writer.counts, WriteCounts()
         return components, pages.reachable
@@ -280,8 +309,8 @@ class _Commit:
         except IntegrityError:  # a damaged tip is no reason to refuse a good copy of its content
             return False
 
-    def _bytes_logical(self) -> int:
-        return sum(record.size for record in self.records.values())
+    def _bytes_of_states(self) -> int:
+        return sum(one.ingest.source.size for one in self.states)
 
     def _result(
         self, tree: Tree, checkpoint: CheckpointId, model: ModelId, created: bool, tensors: list[TensorEntry]
@@ -289,6 +318,7 @@ class _Commit:
         warnings = [
             f"{os.fsdecode(path)}: {text}" for path, record in sorted(self.records.items()) for text in record.warnings
         ]
+        warnings += self.held.warnings
         # Nobody wonders where a store under its usual name has gone, no more than about `.git`.
         odd = [path for path in tree.stores if os.path.basename(path) != os.fsencode(FOLDER)]
         warnings += [f"{os.fsdecode(path)}: left out, since it is a Cairn store" for path in odd]
@@ -300,8 +330,8 @@ class _Commit:
             model=model,
             created=created,
             files=len(self.records),
-            tensors=len(tensors),
-            bytes_logical=self._bytes_logical(),
+            tensors=len(tensors) + sum(map(len, self.held.tensors.values())),
+            bytes_logical=sum(record.size for record in self.records.values()) + self._bytes_of_states(),
             counts=written.counts,
             manifest=self.manifest,
             warnings=tuple(warnings),

@@ -1,8 +1,9 @@
 """Turning one file's bytes into chunks: jobs for the pool, and the record once all are done."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
@@ -16,7 +17,6 @@ from cairn.store.crypto.tenant import ContentType
 from cairn.workspace.layout import FileLayout, LiteralRange, contiguous_strides, span
 from cairn.workspace.record import BLOCKS_PER_SEGMENT, FileRecord, TensorRecord
 from cairn.workspace.scatter import Scratch
-from cairn.workspace.source import FileSource
 
 # Tensors that hold so many times the bytes of their file are worth a word: each is stored for itself.
 _AMPLIFICATION_TOLD = 2
@@ -84,11 +84,30 @@ class GatherJob(msgspec.Struct, frozen=True):
 Job = BlockJob | BandJob | GatherJob
 
 
+class IngestSource(Protocol):
+    """What is ingested: positional reads for several threads, and proof at the end that it did not change."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read_at(self, offset: int, length: int) -> bytes: ...
+
+    def read_into(self, offset: int, target: memoryview) -> None: ...
+
+    def read_scattered(self, offset: int, batches: Sequence[Sequence[memoryview]]) -> None: ...
+
+    def next_data(self, offset: int) -> int: ...
+
+    def check_unchanged(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(slots=True)
 class FileIngest:
     """One file on its way into the store."""
 
-    source: FileSource
+    source: IngestSource
     parsed: ParsedFile
     layout: FileLayout
     _tensors: dict[int, _Target] = field(default_factory=dict)
@@ -188,12 +207,12 @@ class FileIngest:
                 segments.extend([Inline(held)] if isinstance(held, bytes) else _literals(one.length, held.digests))
             else:
                 segments.append(TensorBytes(Key("", self.parsed.tensors[one.tensor].path)))
-        first_of = {path: group[0] for group in self.parsed.ties for path in group[1:]}
         tensors = [
-            self._tensor_record(number, layout.shared.get(number, number), first_of)
+            self._tensor_record(number, layout.shared.get(number, number))
             for number in range(len(self.parsed.tensors))
             if number not in layout.skipped
         ]
+        tensors = _tied(tensors, self.parsed.ties)
         warnings = list(self.parsed.warnings)
         told = [nbytes(one.dtype, one.shape) for n, one in enumerate(self.parsed.tensors) if n not in layout.shared]
         if sum(told) > max(_AMPLIFICATION_TOLD * self.source.size, 1 << 20):
@@ -205,11 +224,23 @@ class FileIngest:
             )
         return FileRecord(self.source.size, self.parsed.container, tuple(tensors), tuple(segments), tuple(warnings))
 
-    def _tensor_record(self, number: int, held_by: int, first_of: dict[TensorPath, TensorPath]) -> TensorRecord:
+    def _tensor_record(self, number: int, held_by: int) -> TensorRecord:
         tensor = self.parsed.tensors[number]
         inline = self._inline.get(held_by)
         tiles = None if inline is not None else bytes(self._tensors[held_by].digests)
-        return TensorRecord(tensor.path, tensor.dtype, tensor.shape, inline, tiles, first_of.get(tensor.path))
+        return TensorRecord(tensor.path, tensor.dtype, tensor.shape, inline, tiles)
+
+
+def _tied(tensors: list[TensorRecord], ties: Sequence[Sequence[TensorPath]]) -> list[TensorRecord]:
+    """Records with the first of the group that each shares memory with; a note of a tie counts if the bytes agree."""
+    first_of = {path: group[0] for group in ties for path in group[1:]}
+    by_path = {tensor.path: tensor for tensor in tensors}
+    marked = []
+    for tensor in tensors:
+        first = by_path.get(first_of.get(tensor.path, tensor.path))
+        tied = first is not None and first is not tensor and tensor.same_content(first)
+        marked.append(msgspec.structs.replace(tensor, tied_to=first.path) if first and tied else tensor)
+    return marked
 
 
 def _literals(length: int, digests: bytearray) -> Iterator[Literal]:

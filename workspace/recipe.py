@@ -54,13 +54,21 @@ class Recipe:
         if ComponentClass.FILES not in manifest.components:
             raise RefusedError(
                 f"{manifest.what} holds no files: a training loop saved it",
-                hint="load it with cairn.Checkpointer or cairn.CairnReader, or read its tensors with cairn.open",
+                hint="write its tensors with --format safetensors, torch or dcp, or load it with cairn.Checkpointer",
             )
         entries = list(manifest.files())
-        for entry in entries:
-            _check_entry(entry, manifest.what)
-        self._tensors = {entry.key: entry for entry in manifest.entries() if isinstance(entry, TensorEntry)}
+        self.admit(entries)
         return entries
+
+    def admit(self, entries: Iterable[FileEntry]) -> None:
+        """Check some entries of the checkpoint, and get ready for their pieces.
+
+        Raises:
+            IntegrityError: one leads out of its folder, or has impossible facts.
+        """
+        for entry in entries:
+            _check_entry(entry, self._manifest.what)
+        self._tensors = {entry.key: entry for entry in self._manifest.entries() if isinstance(entry, TensorEntry)}
 
     def pieces(self, parts: Iterable[FileEntry]) -> Iterator[Piece]:
         """Pieces of one file, from all of its parts in order.

@@ -43,8 +43,8 @@ Cache._write = write
 # What a checkout does last is to publish its folder.
 KILL_IN_CHECKOUT = """
 import os, signal
-from cairn.workspace import checkout
-checkout._publish = lambda partial, destination: os.kill(os.getpid(), signal.SIGKILL)
+from cairn.workspace import destination
+destination._publish = lambda partial, destination: os.kill(os.getpid(), signal.SIGKILL)
 """
 
 NO_LINKS = """

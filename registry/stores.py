@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cairn.core.settings import Settings
 from cairn.registry.localfiles import KeyHome
-from cairn.registry.location import backend_at, backend_for_new
+from cairn.registry.location import backend_at, backend_for_new, make_place
 from cairn.registry.opened import KeySource, OpenStore
 from cairn.registry.opened import create_store as _create
 from cairn.registry.opened import open_store as _open
@@ -70,6 +70,7 @@ def create_twin(location: str, twin: OpenStore, *, passphrase: str | None = None
         ObjectExists: something is there already.
     """
     settings = Settings.from_environment()
+    make_place(location)
     backend, _ = backend_for_new(location)
     return _create(backend, _home(settings), KeySource(None, passphrase), twin=twin)
 

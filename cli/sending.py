@@ -31,6 +31,7 @@ def sending_options(command: Command) -> Command:
             click.option("--tensors", multiple=True, metavar="GLOB", help="Of tensors, only those of these names."),
             click.option("--rebase", is_flag=True, help="Append to a branch that has moved to something unknown here."),
             click.option("--repair", is_flag=True, help="Read all of it on the other side; send again what fails."),
+            click.option("--reseal", is_flag=True, help="Between tenants: write it anew under the other's keys."),
             click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
             click.option("-q", "--quiet", is_flag=True, help="Print the checkpoint id only."),
             store_options,
@@ -49,6 +50,7 @@ def run(
     tensors: tuple[str, ...],
     rebase: bool,
     repair: bool,
+    reseal: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -58,7 +60,7 @@ def run(
     from cairn.store.crypto.components import ComponentClass
 
     selection = Selection(frozenset(ComponentClass[name.upper()] for name in only), tensors)
-    options = SendOptions(to, selection, rebase, repair)
+    options = SendOptions(to, selection, rebase, repair, reseal)
     with open_registry() as here, open_other(here, remote) as there, ProgressBar(quiet or as_json) as progress:
         source, target = (here, there) if push else (there, here)
         sent = send(source, target, selector, options, progress)

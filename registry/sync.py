@@ -9,6 +9,7 @@ import msgspec
 from cairn.core.errors import ConflictError, NotAllowed, RefMoved, UsageError
 from cairn.core.ids import CheckpointId, ModelId, short
 from cairn.core.progress import Progress, Silent
+from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.delivery import Delivery, Selection
 from cairn.registry.entries import ModelCreate
 from cairn.registry.fold import BRANCH
@@ -16,6 +17,7 @@ from cairn.registry.modelkeys import import_model_keys
 from cairn.registry.models import model_name, move_ref, ref_kind, ref_value
 from cairn.registry.names import LATEST, MAIN, check_ref_name, model_tag
 from cairn.registry.registry import Registry
+from cairn.registry.reseal import reseal
 from cairn.registry.selectors import parse_selector, resolve
 from cairn.registry.state import State
 from cairn.store.written import WriteCounts
@@ -30,6 +32,7 @@ class SendOptions(msgspec.Struct, frozen=True):
     Args:
         to: name of the branch in the target; by default the ref that was selected.
         selection: what to send of the checkpoint.
+        reseal: between stores of different tenants: read all, and write it anew under the other's keys.
         rebase: append to the target's branch even if it holds something that the source does not know.
         repair: read all of it in the target, and send again what cannot be read there.
     """
@@ -38,6 +41,7 @@ class SendOptions(msgspec.Struct, frozen=True):
     selection: Selection = Selection()
     rebase: bool = False
     repair: bool = False
+    reseal: bool = False
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -77,12 +81,17 @@ def send(
         ConflictError: the target has another model of this name.
         IntegrityError: the source lacks something, or holds it damaged.
     """
-    check_same_tenant(source, target)
+    if not options.reseal:
+        check_same_tenant(source, target)
     source.refresh()
     target.refresh()
     model, checkpoint = resolve(source, selector)
     name, kind = _ref_to_move(source, model, selector, options.to)
     target.check_writable()
+    if options.reseal:
+        if kind != BRANCH:
+            raise UsageError(f"{name!r} is a tag", hint="name the branch that is to get it with --to")
+        return _reseal(source, target, CheckpointManifest(source, model, checkpoint), name, options, progress)
     bring_model(source, target, model)
     for left in reversed(range(_TRIES)):
         before = ref_value(target, model, name)
@@ -109,6 +118,20 @@ def send(
     raise AssertionError("unreachable")
 
 
+def _reseal(
+    source: Registry,
+    target: Registry,
+    manifest: CheckpointManifest,
+    branch: str,
+    options: SendOptions,
+    progress: Progress | None,
+) -> Sent:
+    if not options.selection.whole or options.repair or options.rebase:
+        raise UsageError("between tenants a checkpoint goes whole, as a new one", hint="name --reseal alone")
+    made = reseal(source, target, manifest, branch, progress or Silent())
+    return Sent(made.model, made.checkpoint, branch, BRANCH, made.before, True, made.counts)
+
+
 def check_same_tenant(source: Registry, target: Registry) -> None:
     """Raise unless sealed content can travel between two stores as it is.
 
@@ -121,8 +144,7 @@ def check_same_tenant(source: Registry, target: Registry) -> None:
     if one.tenant != other.tenant or one.secrets.k_ckpt != other.secrets.k_ckpt:
         raise NotAllowed(
             f"{other.backend.url} belongs to another tenant than {one.backend.url}: sealed content cannot travel there",
-            hint="'cairn remote add NAME URL --create' makes a store of this tenant; between tenants, check out and "
-            "commit",
+            hint="'cairn remote add NAME URL --create' makes a store of this tenant; --reseal writes a checkpoint anew",
         )
 
 

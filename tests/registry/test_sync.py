@@ -205,6 +205,29 @@ def test_nothing_goes_to_another_tenant_or_to_itself(sites: tuple[Site, Site], t
     assert stranger.registry().state.models == {}
 
 
+def test_between_tenants_a_checkpoint_is_written_anew(sites: tuple[Site, Site], tree: Path, tmp_path: Path) -> None:
+    here, _ = sites
+    first = commit(here, tree, step=3, message="three")
+    stranger = new_site(tmp_path / "stranger", seed=9)
+    sent = push(here, stranger, reseal=True)
+    assert sent.checkpoint != first
+    registry = stranger.registry()
+    model, newest = tip(registry)
+    (line,) = history(registry, model, newest)
+    assert (line.meta.step, line.meta.message) == (3, "three")
+    parents = CheckpointManifest(registry, model, newest).body.parents
+    assert [(parent.relation, parent.checkpoint) for parent in parents] == [("reseal", first)]
+    checkout_to(registry, "m", tmp_path / "out")
+    assert snapshot(tmp_path / "out") == snapshot(tree)
+    assert not {*here.names(".pack")} & {*stranger.names(".pack")}
+    assert clean(stranger)
+    commit(here, change(tree, "second"))
+    again = push(here, stranger, reseal=True)
+    assert again.before == newest and again.counts.bytes_stored < 2 * PACK_BYTES
+    with pytest.raises(UsageError):
+        push(here, stranger, reseal=True, repair=True)
+
+
 # --- Parts ----------------------------------------------------------------------------------------
 
 

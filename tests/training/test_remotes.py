@@ -50,3 +50,25 @@ def test_weights_come_first_and_the_rest_when_it_is_needed(store: Path, tmp_path
     finally:
         registry.close()
         other.close()
+
+
+def test_training_state_goes_to_another_tenant(store: Path, tmp_path: Path) -> None:
+    model, optimizer = trained(1)
+    foreign = tmp_path / "foreign"
+    cairn.create_store(foreign)
+    registry, other = cairn.open_store(store), cairn.open_store(foreign)
+    try:
+        with cairn.Checkpointer(registry, "m") as checkpointer:
+            checkpointer.save(1, {"model": model, "optimizer": optimizer, "step": 1}, blocking=True)
+        sent = cairn.send(registry, other, "m", cairn.SendOptions(reseal=True))
+        target, target_optimizer = trained(2)
+        state = {"model": target, "optimizer": target_optimizer, "step": 0}
+        with cairn.Checkpointer(other, "m") as checkpointer:
+            report = checkpointer.load(state, resume=False)
+        assert report is not None and report.checkpoint == sent.checkpoint and state["step"] == 1
+        for source, found in zip(model.parameters(), target.parameters(), strict=True):
+            assert torch.equal(source, found)
+            assert torch.equal(optimizer.state[source]["exp_avg"], target_optimizer.state[found]["exp_avg"])
+    finally:
+        registry.close()
+        other.close()

@@ -1,4 +1,4 @@
-"""`make demo`: a public sentence-embedding model goes into a store, changes, travels through other files, comes back.
+"""`make demo`: a public sentence-embedding model goes into a store, changes, travels through files and stores, comes back.
 
 Everything happens in a temporary folder, through the command line, as a user would do it.
 """
@@ -103,6 +103,13 @@ def run(demo: Demo) -> None:
     subprocess.run(["diff", "-r", model_folder(), demo.folder / "published"], check=True)
     print("diff -r with the published folder: identical")
     print(demo.cairn("verify", "--full"), end="")
+
+    print(demo.cairn("remote", "add", "origin", "shared", "--create"), end="")
+    print(demo.cairn("push", "minilm"), end="")
+    print(demo.cairn("clone", "shared", "elsewhere"), end="")
+    print(demo.cairn("checkout", "minilm", "there", "--store", "elsewhere"), end="")
+    subprocess.run(["diff", "-r", work, demo.folder / "there"], check=True)
+    print("diff -r with what was pushed: identical")
 
     headings = ("what", "logical", "new", "time")
     widths = [max(len(row[i]) for row in [headings, *demo.rows]) for i in range(4)]

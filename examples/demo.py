@@ -1,4 +1,4 @@
-"""`make demo`: a public sentence-embedding model goes into a store, changes, travels through files and stores, comes back.
+"""`make demo`: a public model goes into a store, changes, travels through files and another store, and comes back.
 
 Everything happens in a temporary folder, through the command line, as a user would do it.
 """

@@ -171,8 +171,10 @@ def bring_model(source: Registry, target: Registry, model: ModelId) -> None:
 
     try:
         target.append(build)
-    except _Known:
+    except (_Known, ConflictError) as error:
         target.opened.backend.delete(payload.wrap)
+        if isinstance(error, ConflictError):
+            raise
 
 
 def _ref_to_move(source: Registry, model: ModelId, selector: str, to: str) -> tuple[str, str]:

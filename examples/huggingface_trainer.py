@@ -9,7 +9,8 @@ The callback saves model, optimizer, scheduler, random states and the trainer's 
 place. `Trainer` itself finds its place in the data, as with folders of its own: `resume_from` gives it a folder that
 holds the counters and no weights, so it logs that weights are missing; the callback loads them a moment later.
 
-For one process and for DDP. In a loop of Accelerate's, `unwrapped` is all that is needed.
+Tested in one process. Under DDP every rank has a callback of its own; sharded strategies want weights in the folder.
+In a loop of Accelerate's, `unwrapped` is all that is needed.
 """
 
 import dataclasses

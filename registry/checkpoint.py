@@ -35,8 +35,9 @@ from cairn.store.chunkstore import ChunkStore
 from cairn.store.crypto.components import ComponentClass, component_class
 from cairn.store.crypto.objects import ObjectKind, open_object
 from cairn.store.crypto.tenant import ContentType
+from cairn.store.together import read_together
 
-# Pages that are read one by one to see how fast it goes. Below a millisecond each, threads cost more than they save.
+# Pages that are read first to see how fast it goes. Below a millisecond each, threads cost more than they save.
 _FIRST_PAGES, _FAST_SECONDS = 4, 0.001
 _STATE_PAGES = (TensorPage, ValuePage)
 # What kinds of pages a component's root may name.
@@ -119,7 +120,9 @@ class CheckpointManifest:
     def read_page(self, digest: Digest) -> Page:
         """Read one page of any kind."""
         with self.explained():
-            plain = self.chunks.read(ContentType.PAGE, digest)
+            return self._page(self.chunks.read(ContentType.PAGE, digest))
+
+    def _page(self, plain: bytes) -> Page:
         return decode(plain, Page, f"a page of {self.what}")  # type: ignore[arg-type]  # a union is a type to msgspec
 
     def tensors(self, component: ComponentClass | None = None, skip: Collection[Digest] = ()) -> Iterator[TensorEntry]:
@@ -195,12 +198,14 @@ class CheckpointManifest:
         return split_digests(joined or b"", self.what)
 
     def fetch(self, digests: Iterable[Digest]) -> dict[Digest, Page]:
-        """Read pages; many at once where the storage lets one wait."""
+        """Read pages: neighbours by one request, many requests at once where the storage lets one wait."""
         wanted, found = list(dict.fromkeys(digests)), dict[Digest, Page]()
 
         def work(jobs: Iterable[Sequence[Digest]]) -> None:
             for some in jobs:
-                found.update((digest, self.read_page(digest)) for digest in some)
+                with self.explained():
+                    plains = read_together(self.chunks, ContentType.PAGE, some)
+                found.update((digest, self._page(plain)) for digest, plain in plains.items())
 
         first, rest = wanted[:_FIRST_PAGES], wanted[_FIRST_PAGES:]
         begun = self._opened.clock.monotonic()
@@ -208,9 +213,9 @@ class CheckpointManifest:
         if not rest or self._opened.clock.monotonic() - begun < len(first) * _FAST_SECONDS:
             work([rest])
         else:
-            step = max(len(rest) // (4 * PAGE_READS_AT_ONCE), 1)
+            step = max(len(rest) // PAGE_READS_AT_ONCE, _FIRST_PAGES)
             jobs = (rest[at : at + step] for at in range(0, len(rest), step))
-            Pool[Sequence[Digest]](min(PAGE_READS_AT_ONCE, len(rest)), work).run(jobs)
+            Pool[Sequence[Digest]](min(PAGE_READS_AT_ONCE, -(-len(rest) // step)), work).run(jobs)
         return found
 
     def regions(self, entry: TensorEntry, pages: Mapping[Digest, Page] | None = None) -> tuple[Region, ...]:

@@ -61,7 +61,7 @@ def test_verify_of_a_store_that_does_not_open(store: Path, capfd: pytest.Capture
     for path in (store / "format", next(store.glob("keys/store/*")), store / init):
         data = path.read_bytes()
         path.chmod(0o600)
-        for damaged in (data[:-9] + b"?" + data[-8:], b"", None):
+        for damaged in (data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], b"", None):
             path.unlink()
             if damaged is not None:
                 path.write_bytes(damaged)

@@ -302,6 +302,11 @@ class ChunkWriter:
         self._add(PackedChunk(identifier, self._used, length), raw_length)
         return True
 
+    def keep_together(self, length: int) -> None:
+        """Begin a new pack if the open one, being more than half full, has no room for so many bytes of content."""
+        if self._target_bytes // 2 < self._used and self._used + length > self._target_bytes:
+            self.flush()
+
     def _room(self, length: int) -> mmap.mmap:
         """The open pack's buffer, with room for so many more bytes."""
         if self._chunks and self._used + length > self._target_bytes:

@@ -35,7 +35,7 @@ from cairn.store.crypto.components import ComponentClass
 from cairn.store.fills import fill_of
 from cairn.store.written import WriteCounts
 from cairn.workspace.filecache import FileCache
-from cairn.workspace.ingest import READ_BYTES_MAX, FileIngest, Job
+from cairn.workspace.ingest import READ_BYTES_MAX, FileIngest, Job, batched
 from cairn.workspace.layout import lay_out
 from cairn.workspace.naming import choose_scopes, tensor_entries
 from cairn.workspace.parsing import OPAQUE, parse_file
@@ -191,25 +191,31 @@ class _Commit:
     def _ingest(self, tree: Tree, model: ModelId | None) -> None:
         taken = taken_paths(self.states)
         files = [node for node in tree.nodes if node.kind == "file" and node.path not in taken]
-        self.progress.stage("read", sum(node.size for node in files) + self._bytes_of_states())
+        size = sum(node.size for node in files) + self._bytes_of_states()
+        self.progress.stage("read", size)
         threads = threads_within_budget(_WORKER_BYTES)
         try:
-            Pool[Job](threads, self._work).run(self._jobs(tree, files, model))
+            # As much as a pack holds (the last job may be a long one), unless some workers would have nothing to do.
+            length = min(size // (4 * threads), PACK_BYTES_TARGET - 2 * READ_BYTES_MAX)
+            batches = batched(self._jobs(tree, files, model), max(length, READ_BYTES_MAX))
+            Pool[list[Job]](threads, self._work).run(batches)
         finally:
             for one in self.unread:
                 one.ingest.source.close()
         for one in self.unread:
             self.records[one.path] = one.ingest.record()
 
-    def _work(self, jobs: Iterable[Job]) -> None:
+    def _work(self, batches: Iterable[list[Job]]) -> None:
         # Anonymous memory: a worker that finds no job, and pages that no job touches, cost nothing.
         scratch = Scratch(memoryview(mmap.mmap(-1, READ_BYTES_MAX)))
         with self.save.writer() as writer:
-            for job in jobs:
-                before = writer.counts.bytes_new + writer.counts.bytes_reused
-                job.run(writer, scratch)
-                job.file.done()
-                self.progress.advance(writer.counts.bytes_new + writer.counts.bytes_reused - before)
+            for batch in batches:
+                writer.keep_together(sum(job.length for job in batch))
+                for job in batch:
+                    before = writer.counts.bytes_new + writer.counts.bytes_reused
+                    job.run(writer, scratch)
+                    job.file.done()
+                    self.progress.advance(writer.counts.bytes_new + writer.counts.bytes_reused - before)
 
     def _jobs(self, tree: Tree, files: list[Node], model: ModelId | None) -> Iterator[Job]:
         cache = FileCache(self.registry, model, self.options.opaque) if model is not None else None

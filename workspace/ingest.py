@@ -1,7 +1,7 @@
 """Turning one file's bytes into chunks: jobs for the pool, and the record once all are done."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +22,8 @@ from cairn.workspace.scatter import Scratch
 _AMPLIFICATION_TOLD = 2
 # Largest run of bands that makes one job, and most bytes that it holds at once: a band of eight tiles.
 READ_BYTES_MAX = 16 << 20
+# Each job may hold a file open.
+_BATCH_JOBS_MAX = 32
 
 
 class _Target(msgspec.Struct):
@@ -49,12 +51,13 @@ class BlockJob(msgspec.Struct, frozen=True):
 
 
 class BandJob(msgspec.Struct, frozen=True):
-    """A run of bands of one contiguous tensor that starts at file offset `base`."""
+    """A run of bands of one contiguous tensor that starts at file offset `base`; `length` bytes in all."""
 
     file: "FileIngest"
     target: _Target
     base: int
     bands: tuple[Band, ...]
+    length: int
 
     def run(self, writer: ChunkWriter, scratch: Scratch) -> None:
         """Read band by band, and store its tiles while they are in the processor's cache."""
@@ -72,6 +75,11 @@ class GatherJob(msgspec.Struct, frozen=True):
     target: _Target
     tensor: FoundTensor
 
+    @property
+    def length(self) -> int:
+        """Bytes that are stored."""
+        return nbytes(self.tensor.dtype, self.tensor.shape)
+
     def run(self, writer: ChunkWriter, scratch: Scratch) -> None:
         """Read the bytes that it spans, gather, store its tiles."""
         tensor = self.tensor
@@ -82,6 +90,19 @@ class GatherJob(msgspec.Struct, frozen=True):
 
 
 Job = BlockJob | BandJob | GatherJob
+
+
+def batched(jobs: Iterable[Job], length: int) -> Iterator[list[Job]]:
+    """Jobs in a row that one worker does, of about so many bytes: what lies together is then stored together."""
+    batch, size = list[Job](), 0
+    for job in jobs:
+        batch.append(job)
+        size += job.length
+        if size >= length or len(batch) == _BATCH_JOBS_MAX:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 class IngestSource(Protocol):
@@ -162,11 +183,11 @@ class FileIngest:
         run: list[Band] = []
         for band in grid(tensor.dtype, tensor.shape).bands():
             if run and size + band.length > READ_BYTES_MAX:
-                yield self._begun(BandJob(self, target, offset, tuple(run)))
+                yield self._begun(BandJob(self, target, offset, tuple(run), size))
                 run, size = [], 0
             run.append(band)
             size += band.length
-        yield self._begun(BandJob(self, target, offset, tuple(run)))
+        yield self._begun(BandJob(self, target, offset, tuple(run), size))
 
     def _tensor_target(self, number: int) -> _Target:
         tensor = self.parsed.tensors[number]

@@ -69,6 +69,23 @@ def test_content_comes_back_and_is_stored_once(store: ChunkStore, backend: Memor
     assert len(list(backend.list())) == 1
 
 
+def test_what_is_to_lie_together_begins_a_pack_where_there_is_no_room(
+    store: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunkstore, "PACK_BYTES_TARGET", 10_000)
+    for used, together, packs in [(6000, 6000, 2), (4000, 6500, 2), (6000, 3000, 1), (0, 20_000, 1)]:
+        save = begin(store)
+        with save.writer() as writer:
+            if used:
+                writer.put(CHUNK, DRAW.randbytes(used))
+            writer.keep_together(together)
+            held = len(save.written.packs)
+            writer.put(CHUNK, DRAW.randbytes(together))
+        # More than half of a pack is worth being a pack; less goes on, and is cut where it is full.
+        assert held == (used == 6000 and together == 6000), (used, together)
+        assert len(save.written.packs) == packs, (used, together)
+
+
 def test_equal_bytes_as_chunk_and_as_page_are_two_contents(store: ChunkStore) -> None:
     save = begin(store)
     with save.writer() as writer:

@@ -24,6 +24,7 @@ from tests.support.s3 import BUCKET, REGION, Server, fresh_prefix, running
 MIB = 1 << 20
 PACK_BYTES = 64 * MIB
 THREADS = 4
+LISTED = 10_000
 
 
 class Obstore:
@@ -96,14 +97,15 @@ def measured(work: Callable[[], object]) -> tuple[float, float]:
 class Measure:
     """One contender's steps; the read steps use what `put` stored."""
 
-    def __init__(self, server: Server, kind: str, packs: int, small: int) -> None:
+    def __init__(self, server: Server, kind: str, packs: int, small: int, listed: str) -> None:
         self._server, self._kind, self._packs, self._small = server, kind, packs, small
+        self._listed = listed
         self._data = memoryview(os.urandom(PACK_BYTES))
         self._local = threading.local()
 
     def round(self) -> dict[str, tuple[float, float]]:
         """All steps once, on objects of their own."""
-        backend = CONTENDERS[self._kind](self._server, prefix := fresh_prefix())
+        backend = CONTENDERS[self._kind](self._server, fresh_prefix())
         done = {"put": measured(lambda: spread(lambda n: backend.create(f"{n}.pack", [self._data]), self._packs))}
         for size in (1, 4, 8):
             done[f"read {size} MiB"] = measured(lambda size=size: self._read(backend, size * MIB))
@@ -119,11 +121,8 @@ class Measure:
             raise SystemExit(f"{self._kind} replaces objects")
         except ObjectExists:
             pass
-        # Filled by one of them, listed by each.
-        fill = self._server.backend(f"{prefix}-list")
-        spread(lambda n: fill.create(f"{n:05}", [b"x"]), 10_000, 8)
-        lister = CONTENDERS[self._kind](self._server, f"{prefix}-list")
-        done["list 10,000"] = measured(lambda: self._listed(lister))
+        lister = CONTENDERS[self._kind](self._server, self._listed)
+        done["list 10,000"] = measured(lambda: _list_all(lister))
         return done
 
     def _read(self, backend: Any, size: int) -> None:
@@ -144,20 +143,24 @@ class Measure:
             held = self._local.held = bytearray(size)
         return held
 
-    def _listed(self, backend: Any) -> None:
-        assert len(list(backend.list())) == 10_000
+
+def _list_all(backend: Any) -> None:
+    assert len(list(backend.list())) == LISTED
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
-    parser.add_argument("--packs", type=int, default=8, metavar="N", help="objects of 64 MiB (default: 8)")
-    parser.add_argument("--small", type=int, default=500, metavar="N", help="small objects (default: 500)")
+    parser.add_argument("--packs", type=int, default=4, metavar="N", help="objects of 64 MiB (default: 4)")
+    parser.add_argument("--small", type=int, default=200, metavar="N", help="small objects (default: 200)")
     parser.add_argument("--only", default=",".join(CONTENDERS), help="contenders, by comma")
     arguments = parser.parse_args()
     with running() as server:
-        measures = {kind: Measure(server, kind, arguments.packs, arguments.small) for kind in arguments.only.split(",")}
+        fill = server.backend(listed := fresh_prefix())
+        spread(lambda n: fill.create(f"{n:05}", [b"x"]), LISTED, 8)
+        kinds = arguments.only.split(",")
+        measures = {kind: Measure(server, kind, arguments.packs, arguments.small, listed) for kind in kinds}
         rounds: dict[str, list[dict[str, tuple[float, float]]]] = {kind: [] for kind in measures}
         for _ in range(arguments.rounds):
             for kind, measure in measures.items():

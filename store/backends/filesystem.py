@@ -47,6 +47,7 @@ class FilesystemBackend:
         self._options = options or {}
         self._process = 0
         self._system: Any = None
+        self._inherited: list[Any] = []
         self._lock = threading.Lock()
 
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
@@ -154,6 +155,8 @@ class FilesystemBackend:
         """The file system; a new one after `fork`, since those that run threads do not survive it."""
         with self._lock:
             if self._process != os.getpid():
+                # The parent's stays unused and unclosed: it may have threads, which are not here.
+                self._inherited.append(self._system)
                 self._system = fsspec.filesystem(
                     self._protocol, skip_instance_cache=True, use_listings_cache=False, **self._options
                 )

@@ -52,7 +52,7 @@ def go_round(shell: Shell, url: str, *, spawn: bool) -> None:
     # A machine that has the key and nothing else.
     shell.close()
     (shell.folder / "cache").rename(shell.folder / "old")
-    assert run("--store", url, "ls").out.split()[0] == "m"
+    assert [one["name"] for one in run("--store", url, "ls", "--json").json] == ["m"]
     assert not shell.store.exists()
 
 

@@ -4,6 +4,7 @@ It is started on first use, once a test process, in a folder of its own, and end
 where it cannot start.
 """
 
+import ctypes
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,8 @@ BUCKET = "cairn-tests"
 _START_SECONDS = 60.0
 # Another process may take a free port before the server does.
 _STARTS_MAX = 3
+# A server ends with the process that started it, however that ends.
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,9 @@ def _seaweed(folder: Path) -> Iterator[Server]:
         (folder / "data").mkdir()
         ports = free_ports(8)
         with (folder / "log").open("wb") as log:
+            command, die = _command(folder, ports), partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
             server = subprocess.Popen(
-                _command(folder, ports), stdout=log, stderr=log, cwd=folder, start_new_session=True
+                command, stdout=log, stderr=log, cwd=folder, start_new_session=True, preexec_fn=die
             )
         try:
             if _answers(server, ports[-1]):

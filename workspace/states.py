@@ -13,6 +13,7 @@ import msgspec
 
 from cairn.core.errors import BadInput, RefusedError
 from cairn.core.limits import LISTED_NAMES_MAX
+from cairn.formats.lfs import refuse_lfs_pointer
 from cairn.formats.logical import JoinedState, Path
 from cairn.formats.parsed import Source
 from cairn.manifests.schema import Key, TensorEntry
@@ -97,7 +98,13 @@ def _taken_up(tree: Tree, folder: bytes, parse: "_Parse") -> FoundState:
     def open_file(name: str) -> AbstractContextManager[Source]:
         if name not in names:
             raise BadInput(f"its file {name} is missing", hint="copy the whole folder again, with every rank's files")
-        return FileSource(os.path.join(place, os.fsencode(name)), name)
+        source = FileSource(os.path.join(place, os.fsencode(name)), name)
+        try:
+            refuse_lfs_pointer(source)
+        except BadInput as error:
+            source.close()
+            raise BadInput(f"{name}: {error.message}", hint=error.hint) from None
+        return source
 
     try:
         state = parse(names, open_file)

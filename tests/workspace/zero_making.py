@@ -1,5 +1,7 @@
 """Folders as DeepSpeed lays them out, made from its documents and its published code, not by it.
 
+Its own `zero_to_fp32.py` (0.19) reads the master weights of stages 2 and 3 from them as they are meant.
+
 Stages 1 and 2: the parameters of a group end to end, padded to twice the ranks, cut in one partition a rank. Stage 3:
 each parameter padded and cut in one part a rank, a rank's parts end to end. Universal: a folder a parameter.
 """

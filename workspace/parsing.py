@@ -16,7 +16,7 @@ from cairn.workspace.tree import Tree
 OPAQUE = ParsedFile("", ())
 _HEAD_BYTES = 4096
 # Names of files that hold weights and nothing else, in formats that are parsed.
-_WEIGHTS = (*TORCH_SUFFIXES, ".distcp")
+_WEIGHTS = TORCH_SUFFIXES
 _HINT = "commit with --opaque to keep all files as plain bytes"
 
 

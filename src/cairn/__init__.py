@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cairn.training.sharded import ShardedSlice, ShardedSlices
     from cairn.workspace.checkout import CheckoutResult, checkout
     from cairn.workspace.commit import CommitOptions, CommitResult, commit
+    from cairn.workspace.export import ExportOptions, ExportResult, export
 
 __version__ = "0.1.0"
 
@@ -45,6 +46,8 @@ _HOMES = {
     "CommitOptions": "workspace.commit",
     "CommitResult": "workspace.commit",
     "DistributedCursorSampler": "training.dataloader",
+    "ExportOptions": "workspace.export",
+    "ExportResult": "workspace.export",
     "GlobalCursor": "training.dataloader",
     "LoadReport": "training.loading",
     "LogicalShards": "training.dataloader",
@@ -59,6 +62,7 @@ _HOMES = {
     "checkout": "workspace.checkout",
     "commit": "workspace.commit",
     "create_store": "registry.stores",
+    "export": "workspace.export",
     "open_store": "registry.stores",
     "resolve": "registry.selectors",
 }
@@ -73,6 +77,8 @@ __all__ = [
     "CommitOptions",
     "CommitResult",
     "DistributedCursorSampler",
+    "ExportOptions",
+    "ExportResult",
     "GlobalCursor",
     "LoadReport",
     "LogicalShards",
@@ -88,6 +94,7 @@ __all__ = [
     "checkout",
     "commit",
     "create_store",
+    "export",
     "open_store",
     "resolve",
 ]

@@ -110,7 +110,7 @@ def write_stage_2(
             torch.save({"optimizer_state_dict": optimizer, "ds_config": {}}, folder / name)
         module = {name: tensor.bfloat16() for group in groups for name, tensor in group.items()}
         top = {
-            "module": module | model.pop("module", {}), "buffer_names": ["seen"], "optimizer": None,
+            "module": module, "buffer_names": ["seen"], "optimizer": None,
             "param_shapes": [OrderedDict((name, tensor.shape) for name, tensor in group.items()) for group in groups],
             "frozen_param_shapes": None, "frozen_param_fragments": None, "shared_params": {}, "global_steps": 9,
             "dp_world_size": ranks, "lr_scheduler": {"last_epoch": 9},

@@ -20,7 +20,6 @@ from cairn.manifests.schema import Key, TensorEntry
 from cairn.manifests.values import encode_value
 from cairn.store.crypto.components import ComponentClass
 from cairn.workspace.ingest import FileIngest
-from cairn.workspace.joined import JoinedSource, parsed_of
 from cairn.workspace.layout import lay_out
 from cairn.workspace.source import FileSource
 from cairn.workspace.tree import Tree
@@ -92,6 +91,8 @@ def _parse_universal(names: set[str], open_file: Open) -> JoinedState:
 
 
 def _taken_up(tree: Tree, folder: bytes, parse: "_Parse") -> FoundState:
+    from cairn.workspace.joined import JoinedSource, parsed_of  # numpy, which few commits need
+
     place, shown, within = os.path.join(tree.root, folder), os.fsdecode(folder) or ".", folder + b"/" if folder else b""
     files = (node for node in tree.nodes if node.kind == "file" and node.path.startswith(within))
     names = {os.fsdecode(node.path[len(within) :]): node.stamp for node in files}

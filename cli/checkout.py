@@ -59,11 +59,9 @@ def command(
             facts: dict[str, Any] = structs.asdict(plain)
             text = f"{plain.files} files"
         else:
-            from cairn.store.crypto.components import ComponentClass
             from cairn.workspace.export import SHARD_BYTES, ExportOptions, export
 
-            parts = tuple(ComponentClass[name.upper()] for name in components)
-            options = ExportOptions(form, parts, shard_bytes or SHARD_BYTES)
+            options = ExportOptions(form, components, shard_bytes or SHARD_BYTES)
             made = export(registry, model, checkpoint, destination, options, progress)
             text = f"{made.tensors} tensors and {made.values} values in {made.files} files"
             facts = structs.asdict(made)

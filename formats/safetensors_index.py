@@ -3,7 +3,7 @@
 import msgspec
 
 from cairn.core.limits import KIB, MIB, NAME_BYTES_MAX
-from cairn.formats.lfs import POINTER_START
+from cairn.formats.lfs import POINTER_START, PULL, told_pointer
 from cairn.formats.refusal import malformed, shown
 from cairn.formats.safe_names import check_file_name
 from cairn.formats.strict_json import JsonScanner
@@ -23,10 +23,7 @@ def parse_index(data: bytes) -> dict[str, str]:
     if len(data) > INDEX_BYTES_MAX:
         raise malformed(f"an index of {len(data)} bytes is over the limit of {INDEX_BYTES_MAX}")
     if data.startswith(POINTER_START):
-        raise malformed(
-            "this is a Git LFS pointer, not the index it stands for",
-            hint="run `git lfs pull` in that folder, then repeat",
-        )
+        raise malformed(told_pointer(len(data)), hint=PULL)
     scanner = JsonScanner(_checked_text(data), "index")
     weight_map: dict[str, str] | None = None
     seen: set[str] = set()

@@ -30,6 +30,7 @@ from cairn.manifests.dtypes import BITS
 
 OPTIMIZER_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_([0-9]{1,6})_mp_rank_([0-9]{1,6})_optim_states\.pt")
 MODEL_FILE = re.compile(r"(?:zero_pp_rank_([0-9]{1,6})_)?mp_rank_([0-9]{1,6})_model_states\.pt")
+_APART = re.compile(r"^(?:expp_rank_|layer_[0-9]+[-_])")
 _CLASSES = (
     *("deepspeed.utils.tensor_fragment.fragment_address", "deepspeed.runtime.zero.config.ZeroStageEnum"),
     *("deepspeed.runtime.fp16.loss_scaler.LossScaler", "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
@@ -76,6 +77,13 @@ def parse_zero(names: Iterable[str], open_file: Open) -> JoinedState:
         BadInput: a rank's file is missing or damaged, partitions do not add up, or the model is cut by tensor or
             pipeline parallelism, whose order no file tells.
     """
+    names = sorted(names)
+    apart = [name for name in names if _APART.search(name)]
+    if apart:
+        raise malformed(
+            f"{apart[0]}: experts or pipeline stages lie in files of their own, which are not joined",
+            hint="convert it with DeepSpeed's ds_to_universal.py",
+        )
     optimizers, models = ranked(names, OPTIMIZER_FILE), ranked(names, MODEL_FILE)
     files = [ZeroFile(name, open_file) for name in optimizers]
     model_files = [ZeroFile(name, open_file) for name in models]
@@ -200,13 +208,18 @@ class _Zero:
         """The module's tensors as they were saved; what stage 3 has partitioned, from the partitions."""
         buffers = self._top.get("buffer_names")
         own = set(map(str, buffers)) if isinstance(buffers, list | tuple | set) else set()
+        found: set[str] = set()
         partitioned = {*self.shapes, *self._frozen, *self._shared} - own if self._stage == 3 else set()
         for name, tensor in mapping(self._top.get("module") or {}, self._models[0].name).items():
             if not isinstance(name, str) or not isinstance(tensor, TensorRef) or name in partitioned:
                 continue
             if self.shapes.get(name, tensor.shape) != tensor.shape or (not prod(tensor.shape) and self._stage == 3):
                 raise malformed(f"{self._models[0].name} holds no values of {shown(name)}, only a placeholder")
+            found.add(name)
             yield self._tied(name, whole(self._models[0], (MODULE, name), tensor))
+        lacking = self.shapes.keys() - partitioned - found
+        if lacking:
+            raise malformed(f"{self._models[0].name} lacks {len(lacking)} parameters, first {min(lacking)!r}")
         for name in partitioned:
             yield self._tied(name, self._gathered(name, self._shared.get(name, name)))
 

@@ -37,8 +37,8 @@ from cairn.store.written import WriteCounts
 from cairn.workspace.filecache import FileCache
 from cairn.workspace.ingest import READ_BYTES_MAX, FileIngest, Job, batched
 from cairn.workspace.layout import lay_out
-from cairn.workspace.naming import choose_scopes, tensor_entries
-from cairn.workspace.parsing import OPAQUE, parse_file
+from cairn.workspace.naming import choose_scopes, tensor_entries, told_variants
+from cairn.workspace.parsing import OPAQUE, check_indices, parse_file
 from cairn.workspace.record import FileRecord, chunks_of
 from cairn.workspace.scatter import Scratch
 from cairn.workspace.source import FileSource, FileStamp
@@ -268,6 +268,8 @@ class _Commit:
     # --- manifest ------------------------------------------------------------------------------
 
     def _entries(self, tree: Tree) -> tuple[list[TensorEntry], list[FileEntry]]:
+        if not self.options.opaque:
+            check_indices(tree, self.records)
         scopes = choose_scopes(self.records)
         files: list[FileEntry] = []
         for node in tree.nodes:
@@ -324,7 +326,7 @@ class _Commit:
         warnings = [
             f"{os.fsdecode(path)}: {text}" for path, record in sorted(self.records.items()) for text in record.warnings
         ]
-        warnings += self.held.warnings
+        warnings += [*told_variants(self.records), *self.held.warnings]
         # Nobody wonders where a store under its usual name has gone, no more than about `.git`.
         odd = [path for path in tree.stores if os.path.basename(path) != os.fsencode(FOLDER)]
         warnings += [f"{os.fsdecode(path)}: left out, since it is a Cairn store" for path in odd]

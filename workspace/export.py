@@ -39,12 +39,13 @@ class ExportOptions(msgspec.Struct, frozen=True):
 
     Args:
         format: one of `FORMATS`.
-        components: parts of the checkpoint; none: the weights for safetensors, else all that are state.
+        components: parts of the checkpoint: `weights`, `optimizer`, `training`; none: the weights for safetensors, else
+            all of them.
         shard_bytes: about the largest file, of safetensors and dcp.
     """
 
     format: str
-    components: tuple[ComponentClass, ...] = ()
+    components: tuple[str, ...] = ()
     shard_bytes: int = SHARD_BYTES
 
 
@@ -117,10 +118,15 @@ def export(
 
 
 def _components(manifest: CheckpointManifest, options: ExportOptions) -> Sequence[ComponentClass]:
+    named = {one.name.lower(): one for one in STATE}
+    unknown = [name for name in options.components if name not in named]
+    if unknown:
+        raise UsageError(f"{unknown[0]!r} is no component of state", hint=f"choose among {', '.join(named)}")
     present = [one for one in STATE if one in manifest.components]
-    wanted = options.components or (STATE if options.format != "safetensors" else (ComponentClass.WEIGHTS,))
+    default = STATE if options.format != "safetensors" else STATE[:1]
+    wanted = [named[name] for name in options.components] or default
     missing = [one for one in wanted if one not in present]
-    if (options.components and missing) or not any(one in present for one in wanted):
+    if (options.components and missing) or len(missing) == len(wanted):
         names = ", ".join(one.name.lower() for one in missing)
         have = ", ".join(one.name.lower() for one in present) or "no state"
         raise RefusedError(f"{manifest.what} has no {names}; it has {have}", hint="choose with --component")

@@ -2,7 +2,7 @@
 
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -36,15 +36,16 @@ class JoinedSource:
     """Positional reads of a joined state. Safe for threads.
 
     A file is opened for each read and closed again, since thousands of ranks may have written one each; its stamp tells
-    whether it is still the one that was there first.
+    whether it is still the one that was scanned.
     """
 
-    def __init__(self, state: JoinedState, folder: bytes, shown: str) -> None:
+    def __init__(self, state: JoinedState, folder: bytes, shown: str, stamps: Mapping[str, FileStamp]) -> None:
+        """Args: the folder that the files' names are relative to; what they were when the folder was scanned."""
         self.shown = shown
         self._tensors, self._folder = state.tensors, folder
         self._starts = _starts(state.tensors)
         self.size = self._starts[-1]
-        self._stamps: dict[str, FileStamp] = {}
+        self._stamps = {file: stamps[file] for file in state.files}
 
     def read_scattered(self, offset: int, batches: Sequence[Sequence[memoryview]]) -> None:
         """Fill views one after the other from `offset`."""
@@ -102,7 +103,7 @@ class JoinedSource:
 
     def _open(self, file: str) -> FileSource:
         source = FileSource(os.path.join(self._folder, os.fsencode(file)), file)
-        if self._stamps.setdefault(file, source.stamp) != source.stamp:
+        if self._stamps[file] != source.stamp:
             source.close()
             raise InputChanged(f"{file} changed while it was read", hint="wait until its writer is done and repeat")
         return source
@@ -112,8 +113,8 @@ class JoinedSource:
         return offset
 
     def check_unchanged(self) -> None:
-        """Raise `InputChanged` if a file changed since it was first read."""
-        for file in list(self._stamps):
+        """Raise `InputChanged` if a file changed since it was scanned."""
+        for file in self._stamps:
             self._open(file).close()
 
     def close(self) -> None:

@@ -35,6 +35,22 @@ def choose_scopes(records: dict[bytes, FileRecord]) -> dict[bytes, str]:
     return {path: _show(path) if path in conflicting else _folder_scope(path) for path in records}
 
 
+def told_variants(records: dict[bytes, FileRecord]) -> list[str]:
+    """A word on each two files of a folder that hold one model in two dtypes; both are kept."""
+    told: dict[tuple[bytes, bytes], str] = {}
+    first: dict[Key, tuple[bytes, TensorRecord]] = {}
+    for path, record in sorted(records.items()):
+        for tensor in record.tensors:
+            other_path, other = first.setdefault(Key(_folder_scope(path), tensor.path), (path, tensor))
+            if other.shape == tensor.shape and other.dtype != tensor.dtype:
+                told.setdefault(
+                    (other_path, path),
+                    f"{_show(other_path)} and {_show(path)} are variants ({other.dtype}, {tensor.dtype}): "
+                    "their tensors are named by file",
+                )
+    return list(told.values())
+
+
 def tensor_entries(records: dict[bytes, FileRecord], scopes: dict[bytes, str]) -> list[TensorEntry]:
     """Entries of all tensors; one that several files hold stands once."""
     entries: dict[Key, TensorEntry] = {}

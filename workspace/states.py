@@ -13,13 +13,13 @@ import msgspec
 
 from cairn.core.errors import BadInput, RefusedError
 from cairn.core.limits import LISTED_NAMES_MAX
+from cairn.formats.lfs import refuse_lfs_pointer
 from cairn.formats.logical import JoinedState, Path
 from cairn.formats.parsed import Source
 from cairn.manifests.schema import Key, TensorEntry
 from cairn.manifests.values import encode_value
 from cairn.store.crypto.components import ComponentClass
 from cairn.workspace.ingest import FileIngest
-from cairn.workspace.joined import JoinedSource, parsed_of
 from cairn.workspace.layout import lay_out
 from cairn.workspace.source import FileSource
 from cairn.workspace.tree import Tree
@@ -27,7 +27,8 @@ from cairn.workspace.tree import Tree
 Open = Callable[[str], AbstractContextManager[Source]]
 _Parse = Callable[[set[str], Open], JoinedState]
 # What marks a folder of each kind.
-_METADATA, _ZERO_ENDING = b".metadata", b"_optim_states.pt"
+_DCP_ENDING = b".distcp"
+_ZERO = re.compile(rb"^(?:bf16_|fp16_)?zero_pp_rank_[0-9]+_mp_rank_[0-9]+_optim_states\.pt$")
 _UNIVERSAL = re.compile(rb"(?:^|/)zero/[^/]+/fp32\.pt$")
 # What Megatron's `torch_dist` writes beside it; both stay files.
 _MEGATRON, _MEGATRON_FILES = "Megatron torch_dist", {"common.pt", "metadata.json"}
@@ -61,9 +62,9 @@ def find_states(tree: Tree) -> list[FoundState]:
     folders: dict[bytes, _Parse] = {}
     for node in tree.nodes:
         folder, name = os.path.split(node.path)
-        if node.kind == "file" and name == _METADATA:
+        if node.kind == "file" and name.endswith(_DCP_ENDING):
             folders[folder] = _parse_dcp
-        elif node.kind == "file" and name.endswith(_ZERO_ENDING):
+        elif node.kind == "file" and _ZERO.search(name):
             folders.setdefault(folder, _parse_zero)
         elif node.kind == "file" and _UNIVERSAL.search(node.path):
             folders.setdefault(_UNIVERSAL.sub(b"", node.path), _parse_universal)
@@ -90,21 +91,32 @@ def _parse_universal(names: set[str], open_file: Open) -> JoinedState:
 
 
 def _taken_up(tree: Tree, folder: bytes, parse: "_Parse") -> FoundState:
+    from cairn.workspace.joined import JoinedSource, parsed_of  # numpy, which few commits need
+
     place, shown, within = os.path.join(tree.root, folder), os.fsdecode(folder) or ".", folder + b"/" if folder else b""
-    files = (node.path for node in tree.nodes if node.kind == "file" and node.path.startswith(within))
-    names = {os.fsdecode(path[len(within) :]) for path in files}
+    files = (node for node in tree.nodes if node.kind == "file" and node.path.startswith(within))
+    names = {os.fsdecode(node.path[len(within) :]): node.stamp for node in files}
 
     def open_file(name: str) -> AbstractContextManager[Source]:
         if name not in names:
-            raise BadInput(f"its file {name} is missing", hint="copy the whole folder again, with every rank's files")
-        return FileSource(os.path.join(place, os.fsencode(name)), name)
+            raise BadInput(
+                f"its file {name} is missing: it was not copied, or the save was never finished",
+                hint="copy the whole folder again, with every rank's files",
+            )
+        source = FileSource(os.path.join(place, os.fsencode(name)), name)
+        try:
+            refuse_lfs_pointer(source)
+        except BadInput as error:
+            source.close()
+            raise BadInput(f"{name}: {error.message}", hint=error.hint) from None
+        return source
 
     try:
-        state = parse(names, open_file)
+        state = parse(set(names), open_file)
     except BadInput as error:
         hint = f"{error.hint}, or {_HINT}" if error.hint else _HINT
         raise BadInput(f"{shown}, a distributed checkpoint: {error.message}", hint=hint) from None
-    parsed, source = parsed_of(state), JoinedSource(state, place, shown)
+    parsed, source = parsed_of(state), JoinedSource(state, place, shown, names)
     return FoundState(folder, state, FileIngest(source, parsed, lay_out(parsed, source.size)))
 
 

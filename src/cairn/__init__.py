@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cairn.workspace.checkout import CheckoutResult, checkout
     from cairn.workspace.clone import CloneResult, clone
     from cairn.workspace.commit import CommitOptions, CommitResult, commit
+    from cairn.workspace.export import ExportOptions, ExportResult, export
     from cairn.workspace.opening import LazyTensor, OpenCheckpoint, open
 
 __version__ = "0.1.0"
@@ -50,6 +51,8 @@ _HOMES = {
     "CommitOptions": "workspace.commit",
     "CommitResult": "workspace.commit",
     "DistributedCursorSampler": "training.dataloader",
+    "ExportOptions": "workspace.export",
+    "ExportResult": "workspace.export",
     "GlobalCursor": "training.dataloader",
     "LazyTensor": "workspace.opening",
     "LoadReport": "training.loading",
@@ -73,6 +76,7 @@ _HOMES = {
     "create_twin": "registry.stores",
     "open_remote": "registry.stores",
     "open": "workspace.opening",
+    "export": "workspace.export",
     "open_store": "registry.stores",
     "resolve": "registry.selectors",
     "send": "registry.sync",
@@ -89,6 +93,8 @@ __all__ = [
     "CommitOptions",
     "CommitResult",
     "DistributedCursorSampler",
+    "ExportOptions",
+    "ExportResult",
     "GlobalCursor",
     "LazyTensor",
     "LoadReport",
@@ -111,6 +117,7 @@ __all__ = [
     "commit",
     "create_store",
     "create_twin",
+    "export",
     "open",
     "open_remote",
     "open_store",

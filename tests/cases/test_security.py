@@ -104,7 +104,9 @@ def test_X01_X36_no_entry_point_runs_a_pickle(shell: Shell, call: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         files = containers(hostile_calls(marker)[call])
-    tree = shell.tree(files)
+    whole = shell.tree(files)
+    assert "closed list" in shell("commit", whole, "m", code=3).err and not fired(shell), "dcp/.metadata says what"
+    tree = shell.tree({name: content for name, content in files.items() if not name.startswith("dcp/")})
     done = shell.commit(tree)
     assert done["tensors"] == 0 and not fired(shell)
     named = {line.split(":")[0] for line in done["warnings"]}
@@ -120,8 +122,9 @@ def test_X01_X36_no_entry_point_runs_a_pickle(shell: Shell, call: str) -> None:
     ):
         shell(*command)
     shell.commit(tree, "m", "--always")
-    shell.commit(tree, "opaque", "--opaque")
+    shell.commit(whole, "opaque", "--opaque")
     assert snapshot(shell.back()) == snapshot(tree)
+    assert snapshot(shell.back("opaque")) == snapshot(whole)
     assert not fired(shell), "a pickle was run"
 
 

@@ -140,3 +140,17 @@ def test_S31_a_placeholder_is_no_parameter(site: Site, tmp_path: Path) -> None:
     write_stage_3(tmp_path / "in", [GROUPS[1]], 2, {}, module={"lost": torch.empty(0), "norm": torch.empty(0)})
     with pytest.raises(BadInput, match="'lost', only a placeholder"):
         commit_tree(site.registry(), tmp_path / "in")
+
+
+@pytest.mark.parametrize("name", ["expp_rank_0_mp_rank_00_optim_states.pt", "layer_00-model_states.pt"])
+def test_experts_and_stages_in_files_of_their_own_are_refused(site: Site, tmp_path: Path, name: str) -> None:
+    write_stage_2(tmp_path / "in", GROUPS, 2)
+    torch.save({}, tmp_path / "in" / name)
+    with pytest.raises(BadInput, match="files of their own"):
+        commit_tree(site.registry(), tmp_path / "in")
+
+
+def test_a_module_without_its_parameters_is_refused(site: Site, tmp_path: Path) -> None:
+    write_stage_2(tmp_path / "in", GROUPS, 2, module=None)
+    with pytest.raises(BadInput, match="lacks 6 parameters"):
+        commit_tree(site.registry(), tmp_path / "in")

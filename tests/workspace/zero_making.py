@@ -1,5 +1,7 @@
 """Folders as DeepSpeed lays them out, made from its documents and its published code, not by it.
 
+Its own `zero_to_fp32.py` (0.19) reads the master weights of stages 2 and 3 from them as they are meant.
+
 Stages 1 and 2: the parameters of a group end to end, padded to twice the ranks, cut in one partition a rank. Stage 3:
 each parameter padded and cut in one part a rank, a rank's parts end to end. Universal: a folder a parameter.
 """
@@ -108,7 +110,7 @@ def write_stage_2(
             torch.save({"optimizer_state_dict": optimizer, "ds_config": {}}, folder / name)
         module = {name: tensor.bfloat16() for group in groups for name, tensor in group.items()}
         top = {
-            "module": module | model.pop("module", {}), "buffer_names": ["seen"], "optimizer": None,
+            "module": module, "buffer_names": ["seen"], "optimizer": None,
             "param_shapes": [OrderedDict((name, tensor.shape) for name, tensor in group.items()) for group in groups],
             "frozen_param_shapes": None, "frozen_param_fragments": None, "shared_params": {}, "global_steps": 9,
             "dp_world_size": ranks, "lr_scheduler": {"last_epoch": 9},

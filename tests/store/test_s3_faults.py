@@ -159,7 +159,7 @@ def test_throttled_requests_are_repeated(
 
 
 @pytest.mark.parametrize("after", ["7", formatdate(START_NS / 1e9 + 7, usegmt=True)])
-def test_retry_after_is_heeded(fake: FakeS3, s3: S3Backend, clock: HeldClock, after: str) -> None:
+def test_H30_retry_after_is_heeded(fake: FakeS3, s3: S3Backend, clock: HeldClock, after: str) -> None:
     fake.script = [Fault("PUT", call, reply=refusal(503, "SlowDown", Retry_After=after)) for call in (1, 2)]
     s3.create("a", [b"x"])
     assert clock.slept[0] == pytest.approx(7, abs=0.1)

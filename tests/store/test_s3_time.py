@@ -41,7 +41,7 @@ def scripted(serve: Callable[[socket.socket], None]) -> Iterator[FakeS3]:
             thread.join()
 
 
-def test_D20_time_grows_with_size_and_silence_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_D20_H31_time_grows_with_size_and_silence_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "REMOTE_REQUEST_SECONDS", 0.3)
 
     def slowly(client: socket.socket) -> None:

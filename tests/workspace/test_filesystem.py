@@ -137,7 +137,7 @@ def test_a_read_fetches_what_it_touches_and_once(registry: Registry, site: Site)
         assert backend.requests == 1 and backend.bytes_read < 1 << 10
 
 
-def test_the_cache_keeps_its_limit(registry: Registry, site: Site) -> None:
+def test_H32_the_cache_keeps_its_limit(registry: Registry, site: Site) -> None:
     system = CairnFileSystem(store=registry, cache_bytes=2 << 20)
     held, draw = system._pieces, random.Random(5)
     for _ in range(60):

@@ -119,7 +119,7 @@ def test_H01_H17_a_pull_of_damage_leaves_nothing_that_looks_whole(shell: Shell, 
 
 
 @pytest.mark.slow
-def test_H15_eight_pushes_at_once_are_all_in_the_history(shell: Shell, remote: Path) -> None:
+def test_eight_pushes_at_once_are_all_in_the_history(shell: Shell, remote: Path) -> None:
     shell.commit(files(0))
     shell("push", "m")
     places = [clone(shell, remote) for _ in range(8)]

@@ -41,7 +41,7 @@ def test_a_push_that_is_refused(shell: Shell, remote: FakeS3, reply: Reply, code
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
 @pytest.mark.parametrize("effect", [True, False], ids=["answer", "request"])
-def test_a_push_survives_every_lost_call(shell: Shell, remote: FakeS3, method: str, effect: bool) -> None:
+def test_H15_a_push_survives_every_lost_call(shell: Shell, remote: FakeS3, method: str, effect: bool) -> None:
     shell("push", "m")
     for call in range(1, 12):
         shell("commit", "--always", shell.tree({"a": bytes([call]) * 50_000}), "m")

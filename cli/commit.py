@@ -46,7 +46,8 @@ def command(
     """Store PATH, a file or folder, as a checkpoint on a branch of MODEL (default: main).
 
     Tensors in safetensors and PyTorch files are stored by content, once, whatever file they come in; every
-    file comes back byte for byte. A commit of unchanged content makes no new checkpoint.
+    file comes back byte for byte. Folders of distributed checkpoints (DCP, DeepSpeed) are stored as logical state,
+    without their files. A commit of unchanged content makes no new checkpoint.
     """
     from cairn.registry.selectors import parse_selector
     from cairn.store.codec import CodecPolicy

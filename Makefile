@@ -36,6 +36,8 @@ check: $(READY) ## lint, format, types, layering
 bench: $(READY) ## measure
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python -m benchmarks.remote
+	$(BIN)/python -m benchmarks.remote_checkout
 
 clean: ## remove all that make made, .venv included
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

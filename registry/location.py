@@ -160,7 +160,10 @@ def _s3(bucket: str, prefix: str) -> Backend:
     if in_host:
         place = place._replace(host=f"{bucket}.{place.host}")
     signer = Signer(source, region, clock)
-    return S3Backend(bucket, prefix, place, signer, in_host=in_host, ca_bundle=settings.ca_bundle, clock=clock)
+    try:
+        return S3Backend(bucket, prefix, place, signer, in_host=in_host, ca_bundle=settings.ca_bundle, clock=clock)
+    except OSError:
+        raise UsageError("AWS_CA_BUNDLE is no file of certificates", hint="name a PEM file that can be read") from None
 
 
 def _endpoint(settings: S3Settings) -> "Place":

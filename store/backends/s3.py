@@ -132,7 +132,7 @@ class S3Backend:
 
     def size(self, name: str) -> int:
         answer = self._ask("read", name, "HEAD", self._path(name))
-        return int(answer.headers.get("content-length", "0"))
+        return _number(answer.headers.get("content-length", ""), name)
 
     def list(self, prefix: str = "") -> Iterator[Listed]:
         return self._list(check_name(prefix) + "/" if prefix else "")
@@ -190,7 +190,7 @@ class S3Backend:
                 name = unquote(element.findtext("Key") or "")[len(self._above) :]
                 if not is_name(name):
                     continue
-                listed = Listed(name, int(element.findtext("Size") or 0))
+                listed = Listed(name, _number(element.findtext("Size") or "", name))
                 if server.startswith(_FOLDER_WISE):
                     unordered.append(listed)
                     continue
@@ -304,6 +304,12 @@ class S3Backend:
             " nothing was changed",
             hint="check AWS_ENDPOINT_URL and the network; if it throttles, repeat later or with fewer processes",
         )
+
+
+def _number(text: str, name: str) -> int:
+    if not re.fullmatch(r"\d{1,19}", text, re.ASCII):
+        raise StorageError(f"cannot read {name}: the storage tells no size of it")
+    return int(text)
 
 
 def _starts(answer: Answer, name: str, offset: int) -> bool:

@@ -57,7 +57,15 @@ def test_where_s3_is(
     assert backend._path("x") == path
 
 
-def test_other_urls_are_fsspecs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificates_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "no.pem").write_text("no certificate")
+    for path in (tmp_path / "absent", tmp_path / "no.pem", tmp_path):
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(path))
+        with pytest.raises(UsageError, match="AWS_CA_BUNDLE"):
+            backend_at("s3://bucket/a")
+
+
+def test_other_urls_are_fsspecs() -> None:
     backend = backend_at("memory://place/a")
     assert isinstance(backend, FilesystemBackend) and backend.url == "memory://place/a"
     assert not backend.capabilities.durable

@@ -28,6 +28,8 @@ def bucket(s3_server: Server) -> FilesystemBackend:
 
 
 class TestS3fs(BackendContract):
+    races = 5
+
     @pytest.fixture
     def backend(self, bucket: FilesystemBackend) -> Backend:
         below = copy.copy(bucket)

@@ -22,6 +22,8 @@ pytestmark = pytest.mark.s3
 
 
 class TestS3(BackendContract):
+    races = 5
+
     @pytest.fixture
     def backend(self, s3_server: Server) -> Backend:
         return s3_server.backend(fresh_prefix())

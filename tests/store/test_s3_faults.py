@@ -104,6 +104,16 @@ def test_a_lost_race_that_is_answered_by_500_is_a_lost_race(fake: FakeS3, s3: S3
     assert (fake.asked("PUT"), fake.asked("HEAD")) == (1, 1)
 
 
+def test_a_slow_upload_is_settled_too(fake: FakeS3, s3: S3Backend, clock: HeldClock) -> None:
+    def after_long(_: Reply) -> Reply:
+        clock.now_ns += int(2 * REMOTE_PATIENCE_SECONDS * 1e9)
+        return Reply(502)
+
+    fake.script = [Fault("PUT", effect=True, reply=after_long)]
+    s3.create("a", [b"ours"])
+    assert (fake.asked("PUT"), fake.asked("HEAD")) == (1, 1)
+
+
 def test_an_object_without_a_mark_is_somebody_elses(fake: FakeS3, s3: S3Backend) -> None:
     fake.objects["p/a"] = b"ours", {}
     with pytest.raises(ObjectExists):
@@ -270,6 +280,14 @@ def test_another_range_than_asked_for_is_refused(fake: FakeS3, s3: S3Backend, li
     for read in (lambda: s3.read("a", 100, 10), lambda: s3.read_into("a", 100, target)):
         with pytest.raises(StorageError, match=r"more than it was asked for|another range"):
             read()
+
+
+@pytest.mark.parametrize("size", ["", "-1", "x", "9" * 30, "\u0663"])
+def test_a_size_that_is_none_is_refused(fake: FakeS3, s3: S3Backend, size: str) -> None:
+    page = f"<ListBucketResult><Contents><Key>p/a</Key><Size>{size}</Size></Contents></ListBucketResult>"
+    fake.script = [Fault("GET", None, reply=Reply(200, page.encode()))]
+    with pytest.raises(StorageError, match="no size"):
+        list(s3.list())
 
 
 def test_a_listing_that_is_none_is_refused(fake: FakeS3, s3: S3Backend) -> None:

@@ -5,6 +5,7 @@ It checks no signature: whether signing is right, only real servers can tell.
 
 import http.server
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,17 +64,18 @@ class FakeS3:
     objects: dict[str, tuple[bytes, dict[str, str]]] = field(default_factory=dict)
     script: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+    connections: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def asked(self, method: str) -> int:
         """How many requests of that method came."""
         return sum(one[0] == method for one in self.requests)
 
-    def backend(self, clock: Clock | None = None, prefix: str = "p", **options: Any) -> S3Backend:
+    def backend(self, clock: Clock | None = None, prefix: str = "p", secure: bool = False, **options: Any) -> S3Backend:
         """A client whose waits are the clock's."""
         clock, held = clock or HeldClock(), Credentials(*SECRETS)
         signer = Signer(lambda: held, "us-east-1", clock)
-        place = Place(False, "127.0.0.1", self.port)
+        place = Place(secure, "127.0.0.1", self.port)
         return S3Backend(BUCKET, prefix, place, signer, clock=clock, entropy=SeededEntropy(), **options)
 
     def answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Reply | None:
@@ -138,13 +140,18 @@ class FakeS3:
 
 
 @contextmanager
-def fake_s3() -> Iterator[FakeS3]:
+def fake_s3(tls: ssl.SSLContext | None = None) -> Iterator[FakeS3]:
     """A fake that serves until the block ends."""
     fake = FakeS3()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
+
+        def setup(self) -> None:
+            super().setup()
+            with fake.lock:
+                fake.connections += 1
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -176,6 +183,8 @@ def fake_s3() -> Iterator[FakeS3]:
 
     with Server(("127.0.0.1", 0), Handler) as server:
         fake.port = server.server_address[1]
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:

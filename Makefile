@@ -38,6 +38,7 @@ bench: $(READY) ## measure
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python -m benchmarks.remote
 	$(BIN)/python -m benchmarks.remote_checkout
+	$(BIN)/python -m benchmarks.transfer
 
 clean: ## remove all that make made, .venv included
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -54,7 +54,8 @@ class Recipe:
         if ComponentClass.FILES not in manifest.components:
             raise RefusedError(
                 f"{manifest.what} holds no files: a training loop saved it",
-                hint="write its tensors with --format safetensors, torch or dcp, or load it with cairn.Checkpointer",
+                hint="write its tensors with --format safetensors, torch or dcp, load it with cairn.Checkpointer, or "
+                "read them with cairn.open",
             )
         entries = list(manifest.files())
         self.admit(entries)

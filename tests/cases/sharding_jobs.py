@@ -161,7 +161,7 @@ def groups(rank: int, store: str) -> dict[str, str]:
             return {"w": cut, "same": torch.ones(2), "rng": RngState(coordinates={"dp": place})}
 
         torch.manual_seed(rank)
-        with Checkpointer(store, name, rendezvous=meeting, check_replicas_every=1) as checkpointer:
+        with Checkpointer(store, name, rendezvous=meeting, check_replicas_every=1, silence_seconds=60) as checkpointer:
             checkpointer.save(1, state(part.clone()), blocking=True)
             expected, into = torch.rand(3), state(torch.zeros_like(part))
             checkpointer.load(into)

@@ -65,11 +65,11 @@ def test_two_stores_and_a_bucket_between_them(shell: Shell, url: str, draw: rand
 
 @pytest.mark.slow
 def test_a_push_survives_the_death_of_the_server(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: random.Random
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, draw: random.Random
 ) -> None:
-    ports = free_ports(8)
-    (tmp_path / "data").mkdir()
-    with started(tmp_path, ports) as server:
+    ports, place = free_ports(8), shell.fresh("server")
+    (place / "data").mkdir(parents=True)
+    with started(place, ports) as server:
         server.enter(monkeypatch)
         server.backend().make_bucket()
         tree = shell.tree({"a.bin": draw.randbytes(200 * MIB)})
@@ -79,7 +79,7 @@ def test_a_push_survives_the_death_of_the_server(
         push = shell.start("push", "m")
         _until_packs(server, 1)
     # The server is dead now, and the push is under way.
-    with started(tmp_path, ports, again=server) as server:
+    with started(place, ports, again=server) as server:
         _, told = push.communicate(timeout=300)
         if push.returncode:
             assert "next: " in told, told

@@ -31,6 +31,7 @@ ACCESS_KEY, SECRET_KEY = "AKIATESTACCESSKEY", "tEsTsEcReT/kEy+0123456789"
 REGION = "us-east-1"
 BUCKET = "cairn-tests"
 _START_SECONDS = 60.0
+_MEMORY_DISK, _ROOM_BYTES = Path("/dev/shm"), 8 << 30
 # Another process may take a free port before the server does.
 _STARTS_MAX = 3
 # A server ends with the process that started it, however that ends.
@@ -81,7 +82,12 @@ def running() -> Iterator[Server]:
     """A server, with the bucket of the tests in it."""
     script = os.environ.get("S3_SERVER")
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cairn-s3-", ignore_cleanup_errors=True)))
+        # In memory where there is room: what a disk does under it is not what these tests are about.
+        in_memory = _MEMORY_DISK.is_dir() and shutil.disk_usage(_MEMORY_DISK).free > _ROOM_BYTES
+        place = tempfile.TemporaryDirectory(
+            prefix="cairn-s3-", dir=_MEMORY_DISK if in_memory else None, ignore_cleanup_errors=True
+        )
+        folder = Path(stack.enter_context(place))
         started = stack.enter_context(_scripted(Path(script), folder) if script else _seaweed(folder))
         started.backend().make_bucket()
         started.backend().create(f"{fresh_prefix()}/ready", [b"x"])

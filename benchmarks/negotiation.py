@@ -55,7 +55,6 @@ def main() -> None:
         registry = Registry(opened)
         digests = [Digest(b"\1" + os.urandom(31)) for _ in range(count)]
         _know(registry, backend, opened.keys.chunk.content_ids(digests))
-        before = _peak()
         with Session(opened, 0, 30.0) as session:
             save = registry.chunks().save(session)
             transfer = Transfer(registry, registry, save, Silent())
@@ -63,8 +62,7 @@ def main() -> None:
             transfer.bring(Named(ContentType.CHUNK, digest) for digest in digests)
             wall, used = time.perf_counter() - begun, time.process_time() - used
         assert len(transfer.reachable) == count and not save.written.packs
-        more = (_peak() - before) >> 20
-        print(f"{count} known chunks: {wall:.1f} s ({used:.1f} s of the processor), {more} MiB more")
+        print(f"{count} known chunks: {wall:.1f} s ({used:.1f} s of the processor), {_peak() >> 20} MiB in all at most")
 
 
 def _know(registry: Registry, backend: Pretending, ids: list[ContentId]) -> None:

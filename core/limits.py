@@ -93,8 +93,12 @@ PATH_LINKS_MAX = 40
 # --- Remotes ----------------------------------------------------------------------------------
 # Threads that read, check and upload at once: each holds a pack, and one connection fills no network.
 TRANSFERS_AT_ONCE = 8
+# Threads that read from remote storage at once: while some wait for it, others decrypt.
+REMOTE_READS_AT_ONCE = 8
 # Log entries fetched at once where storage answers slowly: of up to 4 MiB, but nearly all have some kilobytes.
 ENTRY_READS_AT_ONCE = 16
+# Index blocks that a push holds in memory to ask for many ids at once: of 10 million chunks.
+KNOWN_BYTES_MAX = 512 * MIB
 # A push that finds its branch moved by others so many times in a row gives up.
 PUSH_RACES_MAX = 16
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from cairn.core.errors import IntegrityError, ObjectNotFound, StorageError
 from cairn.core.ids import short
-from cairn.core.pool import Pool
+from cairn.core.limits import REMOTE_READS_AT_ONCE
+from cairn.core.pool import Pool, threads_within_budget
 from cairn.loader.plan import Batch, Delivery, Part, ReadPlan
-from cairn.store.backends.contract import Lender
+from cairn.store.backends.contract import Lender, waits
 from cairn.store.chunkstore import ChunkStore
 from cairn.store.crypto.tenant import ContentType
 from cairn.store.fills import fill_of
@@ -27,6 +28,11 @@ class _Work:
     deliver: Deliver
     place: Place
     recompute: bool
+
+
+def reading_threads(chunks: ChunkStore, worker_bytes: int) -> int:
+    """How many threads read well from a store, within the memory budget."""
+    return threads_within_budget(worker_bytes, REMOTE_READS_AT_ONCE if waits(chunks.access.backend) else None)
 
 
 def execute(

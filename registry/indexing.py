@@ -8,13 +8,13 @@ from blake3 import blake3
 
 from cairn.core.errors import IntegrityError, ObjectNotFound
 from cairn.core.ids import ContentId, parse_object_name
-from cairn.core.limits import INDEX_ROWS_MAX, SEALED_OBJECT_BYTES_MAX
+from cairn.core.limits import INDEX_ROWS_MAX, KNOWN_BYTES_MAX, SEALED_OBJECT_BYTES_MAX
 from cairn.registry.entries import ObjectRef
 from cairn.registry.opened import OpenStore
 from cairn.registry.state import PACK_RECORD_BYTES, Piece, State, pack_records
 from cairn.store.cache import Cache
 from cairn.store.crypto.objects import ObjectKind, open_object
-from cairn.store.index import ENTRY_BYTES, Location, PackRef, check_piece, decode_piece, pack_table
+from cairn.store.index import ENTRY_BYTES, KnownPacks, Location, PackRef, check_piece, decode_piece, pack_table
 from cairn.store.pack import read_footer
 
 
@@ -33,6 +33,14 @@ class StateIndex:
         """As `locations`, of many."""
         found = self._cache.locations_of(identifiers, marked)
         return [self._in_force(places) for places in found]
+
+    def known_packs(self) -> KnownPacks:
+        """Packs of what long pieces list, for asking about many ids; what it does not know may still be known."""
+        return KnownPacks(self._cache.blocks(KNOWN_BYTES_MAX))
+
+    def is_in_force(self, number: int) -> bool:
+        """Whether a pack is in force and not condemned."""
+        return 0 <= number < self._state.pack_count and number not in self._state.condemned
 
     def _in_force(self, places: list[Location]) -> list[Location]:
         count, condemned = self._state.pack_count, self._state.condemned

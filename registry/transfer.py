@@ -57,6 +57,7 @@ class Transfer:
         self._source, self._target, self._save, self._progress = source, target, save, progress
         self._doubt = doubt
         self._index = target.index()
+        self._known = self._index.known_packs()
         self._sizes: dict[bytes, dict[str, int]] = {}
         self._present: dict[int, bool] = {}
         self.reachable: set[ContentId] = set()
@@ -93,6 +94,7 @@ class Transfer:
             yield from _cut(sorted(parts, key=_order))
 
     def _missing(self, ids: list[ContentId], fresh: dict[ContentId, Named]) -> list[ContentId]:
+        ids = ids if self._doubt else self._unknown(ids)
         missing = []
         for identifier, found in zip(ids, self._index.locations_of(ids), strict=True):
             pack = next((at.pack for at in found if self._present.get(at.pack) or self._is_present(at.pack)), None)
@@ -103,6 +105,13 @@ class Transfer:
             elif not self._save.claimed(identifier):
                 missing.append(identifier)
         return missing
+
+    def _unknown(self, ids: list[ContentId]) -> list[ContentId]:
+        """Ids that no long piece places in a pack that is there; the packs of the others are relied on."""
+        packs = self._known.find(ids)
+        there = {one for one in set(packs) if self._index.is_in_force(one) and self._is_present(one)}
+        self._save.written.relied |= there
+        return [identifier for identifier, pack in zip(ids, packs, strict=True) if pack not in there]
 
     def _is_sound(self, kind: ContentType, digest: Digest) -> bool:
         """Whether the target can read it; a place that fails is marked, so that it is not relied on."""

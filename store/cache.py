@@ -173,6 +173,26 @@ class Cache:
             records += b"".join(one for one in known if marked and one in bad)
         return [Location(*fields) for fields in _LOCATION.iter_unpack(records)]
 
+    def blocks(self, most: int) -> list[tuple[int, bytes]]:
+        """All long pieces, block by block, each with the number of its piece's first pack.
+
+        None of them where more than `most` bytes would come, or where places are marked bad, which these do not tell.
+        """
+        found: list[tuple[int, bytes]] = []
+        with self._lock, self._read() as transaction:
+            if transaction is None:
+                return found
+            meta = transaction.cursor(db=self._meta)
+            if meta.set_range(_BAD) and bytes(meta.key()).startswith(_BAD):
+                return found
+            size = 0
+            for key, value in transaction.cursor(db=self._pieces):
+                size += len(value)
+                if size > most:
+                    return []
+                found.append((int.from_bytes(bytes(key)[:8], "big"), bytes(value)))
+        return found
+
     def mark(self, identifier: ContentId, location: Location, bad: bool) -> None:
         """Note that a place's bytes failed (new content is then stored anew), or that they are good again."""
         record = _LOCATION.pack(location.pack, location.offset, location.length)

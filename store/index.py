@@ -190,6 +190,35 @@ def find_in_piece(plain: Buffer, identifier: bytes) -> list[tuple[int, int, int]
     return found
 
 
+class KnownPacks:
+    """Which pack holds an id, for many ids at once: 40 bytes of memory an entry."""
+
+    def __init__(self, blocks: Sequence[tuple[int, bytes]]) -> None:
+        """Take up blocks of pieces, each with the number of its piece's first pack."""
+        import numpy as np
+
+        ids, packs = [np.zeros(0, _COLUMNS[0])], [np.zeros(0, np.int64)]
+        for first, block in blocks:
+            count = _HEAD.unpack_from(block)[2]
+            ids.append(np.frombuffer(block, _COLUMNS[0], count, _HEAD.size))
+            packs.append(first + np.frombuffer(block, _COLUMNS[1], count, _HEAD.size + 32 * count).astype(np.int64))
+        self._ids, self._packs = np.concatenate(ids), np.concatenate(packs)
+        if (self._ids[1:] < self._ids[:-1]).any():
+            order = np.argsort(self._ids, kind="stable")
+            self._ids, self._packs = self._ids[order], self._packs[order]
+
+    def find(self, ids: Sequence[bytes]) -> list[int]:
+        """Number of a pack that holds each id; -1 for one that is in no block."""
+        import numpy as np
+
+        if not len(self._ids) or not ids:
+            return [-1] * len(ids)
+        wanted = np.frombuffer(b"".join(ids), _COLUMNS[0])
+        at = np.minimum(np.searchsorted(self._ids, wanted), len(self._ids) - 1)
+        found: list[int] = np.where(self._ids[at] == wanted, self._packs[at], -1).tolist()
+        return found
+
+
 def decode_piece(plain: bytes, what: str) -> tuple[list[PackRef], Iterator[PieceEntry]]:
     """Packs and entries of a piece.
 

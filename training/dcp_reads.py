@@ -9,9 +9,8 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 
 from cairn.core.errors import IntegrityError, StateMismatch
 from cairn.core.limits import LISTED_NAMES_MAX, READ_BYTES_TARGET
-from cairn.core.pool import threads_within_budget
 from cairn.loader.boxes import BoxPlan, Target
-from cairn.loader.execute import execute
+from cairn.loader.execute import execute, reading_threads
 from cairn.loader.placement import as_array
 from cairn.loader.plan import plan_reads
 from cairn.manifests.tiling import Box
@@ -83,7 +82,8 @@ class Reads:
             reads = plan_reads(boxes.groups(), chunks.index, registry.opened.keys.chunk)
         try:
             boxes.copy_inline()
-            execute(reads, chunks, boxes.deliver, threads_within_budget(_WORKER_BYTES), boxes.place, recompute)
+            threads = reading_threads(chunks, _WORKER_BYTES)
+            execute(reads, chunks, boxes.deliver, threads, boxes.place, recompute)
         except IntegrityError as error:
             raise IntegrityError(
                 f"the state is now unusable, since its tensors are filled in part: {error.message}", hint=error.hint

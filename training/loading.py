@@ -17,9 +17,8 @@ from cairn.core.errors import IntegrityError, NotFoundError, SaveFailed, StateMi
 from cairn.core.heap import collection_paused
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import LISTED_NAMES_MAX, READ_BYTES_TARGET
-from cairn.core.pool import threads_within_budget
 from cairn.loader.boxes import BoxPlan, StoredTensor, Target
-from cairn.loader.execute import execute
+from cairn.loader.execute import execute, reading_threads
 from cairn.loader.placement import as_array
 from cairn.loader.plan import ReadPlan, plan_reads
 from cairn.manifests.exactness import check_exact_enough
@@ -253,7 +252,8 @@ class Loader:
 
     def _read(self, prepared: _Prepared, options: LoadOptions) -> None:
         ranks, task, plan = self._ranks, self._task, prepared.plan
-        chunks, threads = self._registry.chunks(), threads_within_budget(_WORKER_BYTES)
+        chunks = self._registry.chunks()
+        threads = reading_threads(chunks, _WORKER_BYTES)
         recompute = options.verify != "aead"
         try:
             plan.copy_inline()

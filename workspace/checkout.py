@@ -13,9 +13,8 @@ import msgspec
 
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import READ_BYTES_TARGET
-from cairn.core.pool import threads_within_budget
 from cairn.core.progress import Progress, Silent
-from cairn.loader.execute import execute
+from cairn.loader.execute import execute, reading_threads
 from cairn.loader.plan import Group, plan_reads
 from cairn.manifests.schema import FileEntry
 from cairn.registry.checkpoint import CheckpointManifest
@@ -108,7 +107,7 @@ class _Writer:
         chunks = self._manifest.chunks
         with self._manifest.explained():
             plan = plan_reads(self._groups, chunks.index, chunks.access.keys.chunk)
-        threads = threads_within_budget(_WORKER_BYTES)
+        threads = reading_threads(chunks, _WORKER_BYTES)
         execute(plan, chunks, self._deliver, threads)
         return CheckoutResult(files, total, plan.bytes_fetched, plan.requests)
 

@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from cairn.core.limits import MEMORY_BUDGET_BYTES, READ_BYTES_TARGET
-from cairn.core.pool import threads_within_budget
 from cairn.core.progress import Progress
 from cairn.loader.boxes import NUMPY_OF_WIDTH, BoxPlan, StoredTensor, Target
-from cairn.loader.execute import execute
+from cairn.loader.execute import execute, reading_threads
 from cairn.loader.plan import plan_reads
 from cairn.manifests.dtypes import BITS, nbytes
 from cairn.manifests.pieces import cached_grid
@@ -72,7 +71,7 @@ def fill_files(manifest: CheckpointManifest, fills: Iterable[Fill], progress: Pr
         plan.copy_inline()
         chunks = manifest.chunks
         reads = plan_reads(plan.groups(), chunks.index, chunks.access.keys.chunk)
-        execute(reads, chunks, plan.deliver, threads_within_budget(_WORKER_BYTES), plan.place)
+        execute(reads, chunks, plan.deliver, reading_threads(chunks, _WORKER_BYTES), plan.place)
         for slab, array in zip(window, arrays, strict=True):
             _write(slab, array.reshape(-1).view(np.uint8).data)
             progress.advance(slab.nbytes)

@@ -16,10 +16,9 @@ import numpy as np
 
 from cairn.core.errors import RefusedError, UsageError
 from cairn.core.limits import CHUNK_BYTES_MAX, LAZY_READ_BYTES_MAX
-from cairn.core.pool import threads_within_budget
 from cairn.core.settings import Settings
 from cairn.loader.boxes import NUMPY_OF_WIDTH, BoxPlan, StoredTensor, Target
-from cairn.loader.execute import execute
+from cairn.loader.execute import execute, reading_threads
 from cairn.loader.plan import plan_reads
 from cairn.manifests.dtypes import BITS, nbytes
 from cairn.manifests.schema import Key, TensorEntry
@@ -136,7 +135,7 @@ class OpenCheckpoint(Mapping[str, "LazyTensor"]):
             reads = plan_reads(plan.groups(), chunks.index, chunks.access.keys.chunk, LAZY_READ_BYTES_MAX).spread()
             plan.copy_inline()
             longest = max((one.length for batch in reads.batches for one in batch.ranges), default=0)
-            threads = min(threads_within_budget(longest + CHUNK_BYTES_MAX), len(reads.batches))
+            threads = min(reading_threads(chunks, longest + CHUNK_BYTES_MAX), len(reads.batches))
             execute(reads, chunks, plan.deliver, threads, plan.place)
         return array
 

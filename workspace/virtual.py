@@ -13,8 +13,7 @@ from itertools import islice, takewhile
 
 from cairn.core.errors import NotFoundError, RefusedError
 from cairn.core.limits import PATH_LINKS_MAX, READ_BYTES_TARGET
-from cairn.core.pool import threads_within_budget
-from cairn.loader.execute import execute
+from cairn.loader.execute import execute, reading_threads
 from cairn.loader.plan import Group, Wanted, plan_reads
 from cairn.manifests.schema import FileEntry
 from cairn.registry.checkpoint import CheckpointManifest
@@ -109,7 +108,7 @@ class VirtualFile:
 
         groups = [Group(number, piece.chunks) for number, piece in enumerate(pieces)]
         plan = plan_reads(groups, self._chunks.index, self._chunks.access.keys.chunk)
-        threads = min(threads_within_budget(_WORKER_BYTES), len(plan.batches))
+        threads = min(reading_threads(self._chunks, _WORKER_BYTES), len(plan.batches))
         execute(plan, self._chunks, deliver, threads, place)
 
 

@@ -110,6 +110,11 @@ class Backend(Protocol):
         ...
 
 
+def waits(backend: Backend) -> bool:
+    """Whether requests cross a network, so that more of them under way than processors are worth their memory."""
+    return "://" in backend.url and not backend.url.startswith("file://")
+
+
 @runtime_checkable
 class Lender(Protocol):
     """A backend that can lend stored bytes where they lie."""

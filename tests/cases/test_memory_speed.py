@@ -76,7 +76,7 @@ def test_M01_M09_M10_a_load_takes_a_few_chunks_beyond_its_targets(
 ) -> None:
     """Bytes for another device go the way of those that are converted: through host memory, tensor by tensor."""
     # A batch of up to 8 MiB and a chunk for each thread.
-    monkeypatch.setattr("cairn.training.loading.threads_within_budget", lambda size: 1)
+    monkeypatch.setattr("cairn.training.loading.reading_threads", lambda chunks, size: 1)
     monkeypatch.setattr(Windows.__init__, "__defaults__", (4 * MIB, 4))
     disk.save({"w": tensors(16, 4)})
     targets = {name: torch.zeros_like(tensor) for name, tensor in tensors(16, 4).items()}

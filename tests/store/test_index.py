@@ -9,7 +9,7 @@ from cairn.core.errors import IntegrityError
 from cairn.core.ids import ContentId, SessionId
 from cairn.core.limits import CHUNK_BYTES_MAX, PACK_BYTES_MAX
 from cairn.store.crypto.chunks import OVERHEAD_BYTES
-from cairn.store.index import PackRef, PieceEntry, decode_piece, encode_piece
+from cairn.store.index import KnownPacks, PackRef, PieceEntry, blocks_of, decode_piece, encode_piece, find_in_piece
 
 DRAW = random.Random(3)
 PACKS = [PackRef(SessionId(DRAW.randbytes(16)), DRAW.randbytes(12), size) for size in (10_000, 2_000, PACK_BYTES_MAX)]
@@ -102,3 +102,37 @@ def test_every_changed_byte_changes_what_is_read_or_is_refused() -> None:
             assert (list(entries), packs) != truth
         except IntegrityError:
             pass
+
+
+# --- Asking for ids ---------------------------------------------------------------------------
+
+
+def test_ids_are_found_one_by_one_and_many_at_once() -> None:
+    packs = [PackRef(SessionId(bytes(16)), n.to_bytes(12, "big"), 1 << 20) for n in range(5)]
+    twins = [DRAW.randbytes(32) for _ in range(20)]
+    # Ids that hold another's beginning across the border of two, and zeros at the end.
+    odd = [twins[0][16:] + twins[1][:16], twins[2][:31] + b"\0", bytes(32)]
+    ids = twins + twins[:7] + odd + [DRAW.randbytes(32) for _ in range(300)]
+    entries = [entry(DRAW.randrange(5), 8 + 100 * n, 100, one) for n, one in enumerate(ids)]
+    plain = encode_piece(packs, entries)
+    absent = [DRAW.randbytes(32) for _ in range(50)] + [twins[3][16:] + twins[4][:16]]
+    expected = {one: sorted((e.pack, e.offset, e.length) for e in entries if e.id == one) for one in {*ids, *absent}}
+    blocks = [block for _, block in blocks_of(plain)]
+    for one, places in expected.items():
+        assert sorted(find_in_piece(plain, one)) == places
+        assert sorted(place for block in blocks for place in find_in_piece(block, one)) == places
+    known = KnownPacks([(10, block) for block in blocks])
+    wanted = [*expected]
+    for one, pack in zip(wanted, known.find(wanted), strict=True):
+        assert pack in [10 + place[0] for place in expected[one]] or (pack == -1 and not expected[one])
+    assert known.find([]) == [] and KnownPacks([]).find(wanted[:3]) == [-1, -1, -1]
+
+
+def test_packs_of_several_pieces_are_known() -> None:
+    first, second = ([entry(0, 8 + 100 * n) for n in range(200)] for _ in range(2))
+    packs = [PackRef(SessionId(bytes(16)), bytes(12), 1 << 20)]
+    blocks = [
+        (start, block) for start, some in ((7, first), (3, second)) for _, block in blocks_of(encode_piece(packs, some))
+    ]
+    known = KnownPacks(blocks)
+    assert set(known.find([one.id for one in first])) == {7} and set(known.find([one.id for one in second])) == {3}

@@ -28,6 +28,8 @@ from cairn.store.crypto.chunks import OVERHEAD_BYTES
 VERSION = 1
 # Entries of a block in the cache, which then fills one page of LMDB's (4096 bytes, of which 16 are its own).
 _BLOCK_ENTRIES = 84
+# Fewer are sorted before numpy is imported.
+_FEW_IDS = 50_000
 # Bytes of an entry over all four columns.
 ENTRY_BYTES = 48
 _HEAD = struct.Struct("<IIQ")
@@ -111,6 +113,9 @@ def join_pieces(pieces: Sequence[bytes]) -> bytes:
 
 def sorted_ids(ids: Iterable[ContentId]) -> bytes:
     """Distinct ids, one after the other, ascending."""
+    ids = list(ids)
+    if len(ids) < _FEW_IDS:
+        return b"".join(sorted(ids))
     import numpy as np
 
     return np.sort(np.frombuffer(b"".join(ids), _COLUMNS[0])).tobytes()
@@ -195,9 +200,12 @@ class KnownPacks:
 
     def __init__(self, blocks: Sequence[tuple[int, bytes]]) -> None:
         """Take up blocks of pieces, each with the number of its piece's first pack."""
+        self._any = bool(blocks)
+        if not blocks:
+            return
         import numpy as np
 
-        ids, packs = [np.zeros(0, _COLUMNS[0])], [np.zeros(0, np.int64)]
+        ids, packs = [], []
         for first, block in blocks:
             count = _HEAD.unpack_from(block)[2]
             ids.append(np.frombuffer(block, _COLUMNS[0], count, _HEAD.size))
@@ -209,10 +217,10 @@ class KnownPacks:
 
     def find(self, ids: Sequence[bytes]) -> list[int]:
         """Number of a pack that holds each id; -1 for one that is in no block."""
+        if not self._any or not ids:
+            return [-1] * len(ids)
         import numpy as np
 
-        if not len(self._ids) or not ids:
-            return [-1] * len(ids)
         wanted = np.frombuffer(b"".join(ids), _COLUMNS[0])
         at = np.minimum(np.searchsorted(self._ids, wanted), len(self._ids) - 1)
         found: list[int] = np.where(self._ids[at] == wanted, self._packs[at], -1).tolist()

@@ -7,24 +7,30 @@ import click
 from cairn.cli.opening import PlainPath, ask_passphrase, store_choice, store_options
 from cairn.cli.output import emit, emit_json, note, safe, size
 from cairn.cli.progress import ProgressBar
+from cairn.cli.sending import COMPONENTS
 
 
 @click.command()
 @click.argument("url")
 @click.argument("folder", metavar="DIR", type=PlainPath(path_type=Path))
 @click.argument("selectors", metavar="[MODEL[@REF]]...", nargs=-1)
+@click.option("--only", multiple=True, type=click.Choice(COMPONENTS), help="Leave other components out.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @store_options
-def command(url: str, folder: Path, selectors: tuple[str, ...], as_json: bool) -> None:
+def command(url: str, folder: Path, selectors: tuple[str, ...], only: tuple[str, ...], as_json: bool) -> None:
     """Make a store in DIR/.cairn of the tenant of the one at URL, which becomes its remote `origin`.
 
     Brings the named checkpoints, or all branches and tags of all models. --key-file names the key of the store at URL.
     """
+    from cairn.registry.delivery import Selection
+    from cairn.store.crypto.components import ComponentClass
     from cairn.workspace.clone import clone
 
+    selection = Selection(frozenset(ComponentClass[name.upper()] for name in only))
     key_file = store_choice().key_file
     with ProgressBar(as_json) as progress:
-        result = clone(url, folder, selectors, Path(key_file) if key_file else None, ask_passphrase, progress)
+        path = Path(key_file) if key_file else None
+        result = clone(url, folder, selectors, path, ask_passphrase, progress, selection)
     if as_json:
         emit_json(
             {

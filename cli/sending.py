@@ -70,7 +70,7 @@ def run(
     elif as_json:
         emit_json(_as_json(sent))
     else:
-        emit(_text(sent, selector, where))
+        emit(_text(sent, selector, where, "sent" if push else "fetched"))
 
 
 @contextmanager
@@ -88,16 +88,16 @@ def open_other(registry: "Registry", name: str) -> "Iterator[Registry]":
         other.close()
 
 
-def _text(sent: "Sent", selector: str, where: str) -> str:
+def _text(sent: "Sent", selector: str, where: str, done: str) -> str:
     counts, name = sent.counts, f"{selector.rpartition('@')[0] or selector}@{sent.ref}"
     if not sent.created and sent.before == sent.checkpoint and not counts.chunks_new:
         return f"{safe(name)} is {short(sent.checkpoint)} in {safe(where)} already"
     lines = [
         f"{safe(name)} is now {short(sent.checkpoint)} in {safe(where)}",
-        f"  {size(counts.bytes_stored)} sent in {counts.chunks_new} chunks",
+        f"  {size(counts.bytes_stored)} {done} in {counts.chunks_new} chunks",
     ]
     if sent.bytes_resumed:
-        lines.append(f"  {size(sent.bytes_resumed)} had been sent by an interrupted run")
+        lines.append(f"  {size(sent.bytes_resumed)} had been {done} by an interrupted run")
     if sent.partial:
         lines.append("  in part: the rest was left out")
     return "\n".join(lines)

@@ -262,11 +262,20 @@ class Delivery:
                 meta=state.meta,
                 envelope=envelope,
                 partial=self.partial,
+                parent=self._nearest(state_now) if expected is None else None,
             )
 
         self._target.append(build)
         if self._checkpoint not in self._target.state.models[self._model].checkpoints:
             raise IntegrityError(f"the log does not show checkpoint {short(self._checkpoint)} after its commit")
+
+    def _nearest(self, target: State) -> bytes | None:
+        """The nearest checkpoint of the source's history that the target has."""
+        here, there = self._source.state.models[self._model].checkpoints, target.models[self._model].checkpoints
+        at = self._manifest.state.parent
+        while at is not None and at not in there:
+            at = here[at].parent if at in here else None
+        return at
 
     def _index(self, uploads: Uploads, save: ChunkSave) -> tuple[bytes, tuple[ObjectRef, ...]]:
         """Records of the packs, and the index piece that lists what is in them."""

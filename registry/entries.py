@@ -106,6 +106,7 @@ class Commit(msgspec.Struct, frozen=True):
         run_epoch: of the training run that writes; another one than the branch's newest is void.
         envelope: times and places of the save, outside the checkpoint's identity.
         partial: only some of its content is here, as the reachability list says; a `supply` brings more.
+        parent: for a ref that is new here, the checkpoint that the history goes on from; else `ref.expected` is that.
     """
 
     model: bytes
@@ -124,6 +125,7 @@ class Commit(msgspec.Struct, frozen=True):
     run_epoch: int | None = None
     envelope: ObjectRef | None = None
     partial: bool = False
+    parent: bytes | None = None
 
 
 class Supply(msgspec.Struct, frozen=True):

@@ -87,6 +87,8 @@ def _commit(state: State, entry: Entry, payload: Commit) -> _REASON:
     if payload.ref.kind not in (BRANCH, TAG):
         reason = reason or _NO_KIND
     reason = reason or _ref_expected(model, payload.ref.tag, payload.ref.kind, payload.ref.expected)
+    if not reason and payload.parent is not None and payload.parent not in model.checkpoints:
+        reason = "its parent is not one of this model"
     if not reason and payload.run_epoch is not None and payload.run_epoch != model.runs.get(payload.ref.tag):
         reason = f"its run epoch {payload.run_epoch} was superseded: another run has taken over the branch"
     if reason:
@@ -127,7 +129,7 @@ def _add_commit(state: State, entry: Entry, payload: Commit) -> None:
     model = state.models[payload.model]
     _add_packs(state, payload)
     model.checkpoints[payload.checkpoint] = Checkpoint(
-        entry.n, entry.claimed_at, entry.actor, payload.ref.expected,
+        entry.n, entry.claimed_at, entry.actor, payload.ref.expected or payload.parent,
         payload.body, payload.roots, payload.reachability, payload.meta, payload.run_epoch, payload.envelope,
         payload.partial,
     )  # fmt: skip

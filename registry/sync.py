@@ -100,6 +100,7 @@ def send(
         try:
             if not delivery.needed(options.selection, options.repair):
                 delivery.forget()
+                _check_keeps_history(target, (model, name), before, checkpoint)
                 if before != checkpoint:
                     move_ref(target, model, name, kind, before, checkpoint)
                 return Sent(model, checkpoint, name, kind, before, False, partial=delivery.partial)
@@ -207,7 +208,7 @@ def _check_moves_forward(
         raise ConflictError(f"{name!r} is a {held} in {where}", hint="name another ref with --to")
     if before is None or before == checkpoint:
         return
-    heads = f"there {short(before)}, here {short(checkpoint)}"
+    heads = f"{short(before)} there, {short(checkpoint)} in {source.opened.backend.url}"
     if kind != BRANCH:
         raise RefMoved(
             f"tag {name!r} exists in {where} and is another ({heads})", hint="tags do not move: name another"
@@ -219,8 +220,22 @@ def _check_moves_forward(
     if not rebase:
         raise RefMoved(
             f"{kind} {name!r} of {where} has moved to something unknown here ({heads})",
-            hint="fetch that first, send to another branch with --to, or append to it with --rebase",
+            hint="send to another branch with --to and compare, or append to what is there with --rebase",
         )
+
+
+def _check_keeps_history(
+    target: Registry, ref: tuple[ModelId, str], before: CheckpointId | None, checkpoint: CheckpointId
+) -> None:
+    """A checkpoint that the target has stands where it stands: moving a branch to it must not cut others off."""
+    model, name = ref
+    if before is None or before == checkpoint or _is_ancestor(target, model, before, checkpoint):
+        return
+    raise RefMoved(
+        f"{short(checkpoint)} is in {target.opened.backend.url} already, on another line than branch {name!r} "
+        f"({short(before)}), which would lose its history",
+        hint="commit the content again on top (--always) and send that, or move the branch there with 'cairn branch'",
+    )
 
 
 def _is_ancestor(registry: Registry, model: ModelId, old: CheckpointId, new: CheckpointId) -> bool:

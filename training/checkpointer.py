@@ -10,7 +10,9 @@ with cairn.Checkpointer("path/to/store", "llama") as checkpointer:
             checkpointer.save(step, state)
 """
 
+import contextlib
 import logging
+import operator
 import os
 import threading
 from collections.abc import Mapping
@@ -20,7 +22,7 @@ from typing import Any, Literal
 
 from cairn.core.errors import CairnError, SaveFailed, Superseded, UsageError
 from cairn.core.ids import CheckpointId, ModelId
-from cairn.core.limits import ATTEMPT_SECONDS, CLOSE_SECONDS, RANK_SILENCE_SECONDS
+from cairn.core.limits import ATTEMPT_SECONDS, CLOSE_SECONDS, RANK_SILENCE_SECONDS, STEP_MAX
 from cairn.manifests.exactness import check_level
 from cairn.registry.models import ensure_model, find_model, open_meta, ref_value
 from cairn.registry.names import MAIN, check_model_name, check_ref_name
@@ -96,6 +98,8 @@ class Checkpointer:
         """
         check_model_name(model)
         check_ref_name(branch)
+        _check_choice("capture", capture, ("eager", "overlap"))
+        _check_choice("on_busy", on_busy, ("wait", "skip", "supersede"))
         self._name, self._branch_name, self._mode, self._on_busy = model, branch, capture, on_busy
         self._registry = store if isinstance(store, Registry) else open_store(store)
         self._owns_store = not isinstance(store, Registry)
@@ -140,6 +144,7 @@ class Checkpointer:
             RefusedError: the state cannot be saved; nothing was begun.
         """
         self._check_open()
+        step = _checked_step(step)
         started = self._registry.opened.clock.monotonic()
         if self._pending is not None and self._pending.thread.is_alive():
             if self._on_busy == "skip":
@@ -240,6 +245,7 @@ class Checkpointer:
             IntegrityError: a chunk is damaged; the state is then unusable and its tensors are named.
         """
         self._check_open()
+        _check_choice("verify", verify, ("digest", "aead"))
         self._settle()
         self._loads += 1
         options = LoadOptions(ref, strict, require, verify, casts, missing_ok, dict(scopes or {}))
@@ -338,3 +344,18 @@ class Checkpointer:
         if self._process != os.getpid():
             # The threads that carry out its saves exist in the parent only.
             raise UsageError("this checkpointer belongs to the process that forked this one", hint="make a new one")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{name}={value!r} is none of {', '.join(map(repr, choices))}")
+
+
+def _checked_step(step: Any) -> int:
+    """A step as the whole number that it is; numpy's and torch's are taken."""
+    if not isinstance(step, bool):
+        with contextlib.suppress(TypeError):
+            number = operator.index(step)
+            if 0 <= number <= STEP_MAX:
+                return number
+    raise UsageError(f"step {step!r} is no step", hint="name a whole number from 0 on: int(step)")

@@ -49,10 +49,13 @@ class Contents:
         self.values: dict[str, Callable[[], Any]] = {}
         self.paths: dict[str, Path] = {}
         self._keys: dict[str, Key] = {}
+        # Whether groups list their parameters by name, in no order that means anything.
+        self.by_name = False
         for component in components:
             entries: list[TensorEntry | ValueEntry] = [*manifest.tensors(component), *manifest.values(component)]
             optimizer = component is ComponentClass.OPTIMIZER
             both = optimizer and spells_as_torch(entry.key.path for entry in entries)
+            self.by_name |= optimizer and not both
             for entry in entries:
                 path = torch_path(entry.key.path) if optimizer else None
                 if path is None:

@@ -201,7 +201,7 @@ class Loader:
             lines += _listed("the checkpoint lacks", verdict.missing)
             lines += _listed("the state lacks", verdict.extra)
         if lines:
-            absent = [component.name.lower() for component in manifest.absent()]
+            absent = [component.name.lower() for component in manifest.absent()] if verdict.missing else []
             lines += [f"of the checkpoint, {', '.join(absent)} was not pulled"] if absent else []
             raise StateMismatch(
                 f"state and {manifest.what} do not fit; nothing was changed:\n  " + "\n  ".join(lines),

@@ -1,6 +1,6 @@
 """A new store of the tenant of another, with what that one has."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -8,12 +8,16 @@ import msgspec
 from cairn.core.errors import DestinationExists
 from cairn.core.ids import ModelId, StoreId
 from cairn.core.progress import Progress, Silent
+from cairn.registry.delivery import Selection
 from cairn.registry.location import FOLDER
 from cairn.registry.models import list_refs, model_name
 from cairn.registry.registry import Registry
 from cairn.registry.remotes import ORIGIN, Remote, Remotes
+from cairn.registry.selectors import resolve
 from cairn.registry.stores import create_twin, open_remote
 from cairn.registry.sync import SendOptions, send
+
+_ALL = Selection()
 
 
 class CloneResult(msgspec.Struct, frozen=True):
@@ -29,10 +33,11 @@ class CloneResult(msgspec.Struct, frozen=True):
 def clone(
     url: str,
     folder: Path,
-    selectors: Iterable[str] = (),
+    selectors: Sequence[str] = (),
     key_file: Path | None = None,
     ask: Callable[[], str | None] | None = None,
     progress: Progress | None = None,
+    selection: Selection = _ALL,
 ) -> CloneResult:
     """Create `folder`/.cairn, remember `url` as its remote `origin`, and pull.
 
@@ -40,6 +45,7 @@ def clone(
 
     Args:
         selectors: what to pull; by default all branches and tags of all models.
+        selection: what of each.
         key_file: of the store at `url`.
 
     Raises:
@@ -49,6 +55,8 @@ def clone(
         raise DestinationExists(f"{folder / FOLDER} exists", hint="name another folder, or use 'cairn pull' in it")
     remote = open_remote(url, key_file=key_file, ask=ask)
     try:
+        for selector in selectors:  # a wrong name is told before anything is made
+            resolve(remote, selector)
         opened, written = create_twin(str(folder), remote.opened)
         address = url if "://" in url else str(Path(url).absolute())
         Remotes(opened).add(ORIGIN, Remote(address, str(key_file.absolute()) if key_file else ""))
@@ -56,7 +64,7 @@ def clone(
         try:
             fetched, refs = 0, []
             for selector in selectors or _everything(remote):
-                sent = send(remote, local, selector, SendOptions(), progress or Silent())
+                sent = send(remote, local, selector, SendOptions(selection=selection), progress or Silent())
                 fetched += sent.counts.bytes_stored
                 refs.append(selector)
         finally:

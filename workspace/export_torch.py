@@ -28,13 +28,20 @@ def torch_file(manifest: CheckpointManifest, components: Sequence[ComponentClass
     check_values(values)
     if path.exists():
         raise RefusedError(f"the checkpoint has a file {path.name} of its own", hint="use --format files")
-    leaves = {contents.paths[name]: leaf for name, leaf in (values | outlines).items()}
+    leaves = {_honest(contents.paths[name], contents.by_name): leaf for name, leaf in (values | outlines).items()}
     write_torch(path, _nested(leaves, lists=ComponentClass.FILES not in manifest.components), outlines.values())
     of_path = {contents.paths[name]: entry for name, entry in contents.tensors.items()}
     with FileSource(os.fsencode(path), path.name) as source:
         room = {found.offset: of_path[found.path] for found in parse_torch(source).tensors}
     fills = [Fill(path, offset, entry) for offset, entry in room.items()]
     return Contained([path.name], fills, len(outlines), len(values))
+
+
+def _honest(path: tuple[str | int, ...], by_name: bool) -> tuple[str | int, ...]:
+    """`load_state_dict` of an optimizer goes by the order of `params`; names without an order must not pass for it."""
+    if by_name and len(path) > 2 and path[-3] == "param_groups" and path[-1] == "params":
+        return (*path[:-1], "param_names")
+    return path
 
 
 def dcp_folder(

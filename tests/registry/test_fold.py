@@ -258,6 +258,13 @@ def test_a_commit_may_make_a_tag_of_a_known_kind(state: State) -> None:
     assert state.models[MODEL].refs[b"v2"].kind == "tag"
 
 
+def test_a_new_branch_may_go_on_from_a_checkpoint(state: State) -> None:
+    unknown = commit_entry(SECOND, ref=moved(None, b"new"), parent=b"9" * 32)
+    assert void(state, unknown) == "its parent is not one of this model"
+    assert LOG.apply(state, commit_entry(SECOND, ref=moved(None, b"new"), parent=FIRST)) is None
+    assert state.models[MODEL].checkpoints[SECOND].parent == FIRST
+
+
 # --- Supplies ---------------------------------------------------------------------------------
 
 

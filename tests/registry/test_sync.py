@@ -327,3 +327,43 @@ def test_H05_a_new_push_sends_again_what_an_old_pack_has_lost(
     push(here, there)
     checkout_to(there.registry(cold=True), "m", tmp_path / "out")
     assert snapshot(tmp_path / "out") == snapshot(tree)
+
+
+# --- What was pushed under another name first -----------------------------------------------------
+
+
+def test_a_tag_or_another_branch_first_keeps_the_history(sites: tuple[Site, Site], tree: Path) -> None:
+    here, there = sites
+    first = commit(here, tree)
+    push(here, there)
+    other = twin_of(there, seed=200)
+    push(there, other)
+    second = commit(here, change(tree, "second"))
+    registry = here.registry()
+    move_ref(registry, find_model(registry, "m"), "v1", TAG, None, tip(registry)[1])
+    push(here, there, "m@v1")
+    push(here, there)
+    remote = there.registry()
+    assert [line.id for line in history(remote, *tip(remote))] == [second, first]
+    assert push(there, other).before == first
+    third = commit(here, change(tree, "third"))
+    push(here, there, to="next")
+    push(here, there)
+    assert [line.id for line in history(there.registry(), *tip(there.registry()))] == [third, second, first]
+    assert clean(there)
+
+
+def test_nobody_is_cut_off_by_what_is_there_on_another_line(sites: tuple[Site, Site], tree: Path) -> None:
+    here, there = sites
+    commit(here, tree)
+    push(here, there)
+    other = twin_of(there, seed=200)
+    push(there, other)
+    theirs = commit(other, change(tree, "theirs"))
+    push(other, there)
+    commit(here, change(tree, "ours"))
+    push(here, there, to="ours")
+    with pytest.raises(RefMoved, match="another line"):
+        push(here, there, rebase=True)
+    remote = there.registry()
+    assert tip(remote)[1] == theirs

@@ -53,3 +53,22 @@ def test_a_checkpoint_that_promises_less_is_refused(store: Path) -> None:
         with pytest.raises(RefusedError, match="statistical"):
             checkpointer.load({"model": model}, require="bitwise_same_topology")
         assert checkpointer.load({"model": model}, require="weights_only") is not None
+
+
+@pytest.mark.parametrize("step", [5.0, "5", True, -1, None, 1 << 63])
+def test_a_step_that_is_none_is_refused_before_anything(store: Path, step: object) -> None:
+    with cairn.Checkpointer(store, "m") as checkpointer:
+        with pytest.raises(UsageError, match="step"):
+            checkpointer.save(step, {"w": torch.ones(2)})  # type: ignore[arg-type]  # that is the point
+        assert checkpointer.latest() is None
+        checkpointer.save(torch.tensor(5), {"w": torch.ones(2)}, blocking=True)  # type: ignore[arg-type]  # an index
+        found = checkpointer.latest()
+    assert found is not None and found[1] == 5
+
+
+def test_options_of_unknown_values_are_refused(store: Path) -> None:
+    for options in ({"capture": "ovrlap"}, {"on_busy": "drop"}):
+        with pytest.raises(UsageError, match="is none of"):
+            cairn.Checkpointer(store, "m", **options)  # type: ignore[arg-type]  # that is the point
+    with cairn.Checkpointer(store, "m") as checkpointer, pytest.raises(UsageError, match="is none of"):
+        checkpointer.load({}, verify="no")  # type: ignore[arg-type]  # that is the point

@@ -95,6 +95,8 @@ class Log:
             return "it is neither a branch nor a tag"
         if _ref(model, change["tag"]) not in {(None, change["expected"]), (kind, change["expected"])}:
             return "its branch has another value"
+        if body.get("parent") not in (None, *model["checkpoints"]):
+            return "its parent is not one of this model"
         if body.get("run_epoch") not in (None, model["runs"].get(change["tag"])):
             return "another run has taken over its branch"
         self._add_packs(body)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cairn.core.clock import SystemClock, SystemEntropy
-from cairn.core.ids import ContentId, Digest
+from cairn.core.ids import ContentId, Digest, SessionId
 from cairn.core.progress import Silent
 from cairn.registry.contents import Named
 from cairn.registry.localfiles import KeyHome
@@ -66,10 +66,10 @@ def main() -> None:
 
 
 def _know(registry: Registry, backend: Pretending, ids: list[ContentId]) -> None:
-    session = os.urandom(16)
+    session = SessionId(os.urandom(16))
     number = -(-len(ids) // PACK_CHUNKS)
     size = PACK_CHUNKS * CHUNK_BYTES
-    backend.packs = [PackRef(session, os.urandom(12), size) for _ in range(number)]  # type: ignore[arg-type]  # bytes
+    backend.packs = [PackRef(session, os.urandom(12), size) for _ in range(number)]
     entries = [PieceEntry(one, n // PACK_CHUNKS, n % PACK_CHUNKS * 1000, 1000) for n, one in enumerate(ids)]
     piece = encode_piece(backend.packs, entries)
     check_piece(piece, "piece")

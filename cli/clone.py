@@ -7,7 +7,7 @@ import click
 from cairn.cli.opening import PlainPath, ask_passphrase, store_choice, store_options
 from cairn.cli.output import emit, emit_json, note, safe, size
 from cairn.cli.progress import ProgressBar
-from cairn.cli.sending import COMPONENTS
+from cairn.cli.sending import COMPONENTS, selection_of
 
 
 @click.command()
@@ -22,15 +22,12 @@ def command(url: str, folder: Path, selectors: tuple[str, ...], only: tuple[str,
 
     Brings the named checkpoints, or all branches and tags of all models. --key-file names the key of the store at URL.
     """
-    from cairn.registry.delivery import Selection
-    from cairn.store.crypto.components import ComponentClass
     from cairn.workspace.clone import clone
 
-    selection = Selection(frozenset(ComponentClass[name.upper()] for name in only))
     key_file = store_choice().key_file
     with ProgressBar(as_json) as progress:
         path = Path(key_file) if key_file else None
-        result = clone(url, folder, selectors, path, ask_passphrase, progress, selection)
+        result = clone(url, folder, selectors, path, ask_passphrase, progress, selection_of(only))
     if as_json:
         emit_json(
             {

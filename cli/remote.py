@@ -29,19 +29,18 @@ def add(name: str, url: str, create: bool, remote_key_file: str | None) -> None:
     with open_registry() as registry:
         remotes = Remotes(registry.opened)
         remotes.check_free(name)
-        key_file = str(Path(remote_key_file).absolute()) if remote_key_file else ""
+        key_file = Path(remote_key_file) if remote_key_file else None
         if create:
             opened, written = create_twin(url, registry.opened)
             note(f"created store {opened.store.hex()} in {safe(opened.backend.url)}")
             if written is not None:
                 note(f"Its key lies in {safe(str(written))}: copy it to a safe place, and to whoever is to pull.")
-        other = open_remote(url, key_file=Path(key_file) if key_file else None, ask=ask_passphrase)
+        other = open_remote(url, key_file=key_file, ask=ask_passphrase)
         try:
             check_same_tenant(registry, other)
         finally:
             other.close()
-        # What a relative path means must not change with the working folder.
-        remotes.add(name, Remote(url if "://" in url else str(Path(url).absolute()), key_file))
+        remotes.add(name, Remote.at(url, key_file))
     emit(f"remote {name} is {safe(url)}")
 
 

@@ -1,6 +1,6 @@
 """What `push` and `pull` share: they are one operation in two directions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +13,7 @@ from cairn.cli.progress import ProgressBar
 from cairn.core.ids import short
 
 if TYPE_CHECKING:
+    from cairn.registry.delivery import Selection
     from cairn.registry.registry import Registry
     from cairn.registry.sync import Sent
 
@@ -55,12 +56,9 @@ def run(
     quiet: bool,
 ) -> None:
     """Send one way or the other."""
-    from cairn.registry.delivery import Selection
     from cairn.registry.sync import SendOptions, send
-    from cairn.store.crypto.components import ComponentClass
 
-    selection = Selection(frozenset(ComponentClass[name.upper()] for name in only), tensors)
-    options = SendOptions(to, selection, rebase, repair, reseal)
+    options = SendOptions(to, selection_of(only, tensors), rebase, repair, reseal)
     with open_registry() as here, open_other(here, remote) as there, ProgressBar(quiet or as_json) as progress:
         source, target = (here, there) if push else (there, here)
         sent = send(source, target, selector, options, progress)
@@ -71,6 +69,14 @@ def run(
         emit_json(_as_json(sent))
     else:
         emit(_text(sent, selector, where, "sent" if push else "fetched"))
+
+
+def selection_of(only: Iterable[str], tensors: tuple[str, ...] = ()) -> "Selection":
+    """What the options `--only` and `--tensors` leave of a checkpoint."""
+    from cairn.registry.delivery import Selection
+    from cairn.store.crypto.components import ComponentClass
+
+    return Selection(frozenset(ComponentClass[name.upper()] for name in only), tensors)
 
 
 @contextmanager

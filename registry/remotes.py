@@ -6,6 +6,7 @@ Kept in the user's data folder, a file for each local store. Addresses only: cre
 import json
 import os
 import re
+from pathlib import Path
 
 import msgspec
 
@@ -21,6 +22,12 @@ class Remote(msgspec.Struct, frozen=True, omit_defaults=True):
 
     url: str
     key_file: str = ""
+
+    @staticmethod
+    def at(location: str, key_file: Path | None) -> "Remote":
+        """A remote as it is noted: what a relative path means must not change with the working folder."""
+        url = location if "://" in location else os.path.abspath(location)
+        return Remote(url, os.path.abspath(key_file) if key_file else "")
 
 
 class Remotes:

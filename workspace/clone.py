@@ -58,8 +58,7 @@ def clone(
         for selector in selectors:  # a wrong name is told before anything is made
             resolve(remote, selector)
         opened, written = create_twin(str(folder), remote.opened)
-        address = url if "://" in url else str(Path(url).absolute())
-        Remotes(opened).add(ORIGIN, Remote(address, str(key_file.absolute()) if key_file else ""))
+        Remotes(opened).add(ORIGIN, Remote.at(url, key_file))
         local = Registry(opened)
         try:
             fetched, refs = 0, []

@@ -36,6 +36,15 @@ def push(here: Site, there: Site, selector: str = "m", **options: object) -> Sen
     return send(here.registry(), there.registry(), selector, SendOptions(**options))  # type: ignore[arg-type]  # checked by the struct
 
 
+def rival(here: Site, there: Site, tree: Path) -> tuple[Site, bytes]:
+    """Another store that pulled what this one pushed, and has a commit on top."""
+    commit(here, tree)
+    push(here, there)
+    other = twin_of(there, seed=200)
+    push(there, other)
+    return other, commit(other, change(tree, "theirs"))
+
+
 def test_what_was_pushed_is_the_same_there(sites: tuple[Site, Site], tree: Path, tmp_path: Path) -> None:
     here, there = sites
     checkpoint = commit(here, tree, step=7, message="seven")
@@ -105,11 +114,7 @@ def test_a_second_machine_pulls_what_the_first_pushed(sites: tuple[Site, Site], 
 
 def test_a_branch_only_moves_forward(sites: tuple[Site, Site], tree: Path) -> None:
     here, there = sites
-    commit(here, tree)
-    push(here, there)
-    other = twin_of(there, seed=200)
-    push(there, other)
-    theirs = commit(other, change(tree, "theirs"))
+    other, theirs = rival(here, there, tree)
     push(other, there)
     # This store knows nothing new: it is behind.
     with pytest.raises(RefMoved, match="ahead"):
@@ -128,23 +133,19 @@ def test_a_branch_only_moves_forward(sites: tuple[Site, Site], tree: Path) -> No
 
 def test_H12_a_branch_that_moves_meanwhile_is_appended_to(sites: tuple[Site, Site], tree: Path) -> None:
     here, there = sites
-    commit(here, tree)
-    push(here, there)
-    other = twin_of(there, seed=200)
-    push(there, other)
-    theirs = commit(other, change(tree, "theirs"))
+    other, theirs = rival(here, there, tree)
     ours = commit(here, change(tree, "ours"))
     target = there.registry()
     appended: list[bytes] = []
 
-    def rival(*arguments: object) -> None:
+    def append_theirs() -> None:
         if not appended:
             appended.append(push(other, there).checkpoint)
 
     append = target.append
 
     def late(build: object) -> int:
-        rival()
+        append_theirs()
         return append(build)  # type: ignore[arg-type]  # what it was given
 
     target.append = late  # type: ignore[method-assign]  # to be late
@@ -355,11 +356,7 @@ def test_a_tag_or_another_branch_first_keeps_the_history(sites: tuple[Site, Site
 
 def test_nobody_is_cut_off_by_what_is_there_on_another_line(sites: tuple[Site, Site], tree: Path) -> None:
     here, there = sites
-    commit(here, tree)
-    push(here, there)
-    other = twin_of(there, seed=200)
-    push(there, other)
-    theirs = commit(other, change(tree, "theirs"))
+    other, theirs = rival(here, there, tree)
     push(other, there)
     commit(here, change(tree, "ours"))
     push(here, there, to="ours")

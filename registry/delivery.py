@@ -24,7 +24,8 @@ from cairn.registry.fold import BRANCH
 from cairn.registry.indexing import read_object
 from cairn.registry.journal import Journal
 from cairn.registry.names import ref_tag
-from cairn.registry.publish import ENVELOPE, ranges
+from cairn.registry.numbers import ranges
+from cairn.registry.publish import ENVELOPE
 from cairn.registry.reachability import read_reachability
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session, is_open
@@ -203,9 +204,17 @@ class Delivery:
 
         def build(state: State) -> Supply:
             return Supply(
-                self._model, self._checkpoint, (uploads.session.id,), uploads.session.epoch, hit_position,
-                ranges(save.written.relied), packs, pieces, reach, self.partial,
-            )  # fmt: skip
+                model=self._model,
+                checkpoint=self._checkpoint,
+                sessions=(uploads.session.id,),
+                epoch=uploads.session.epoch,
+                hit_position=hit_position,
+                relied=ranges(save.written.relied),
+                packs=packs,
+                pieces=pieces,
+                reachability=reach,
+                partial=self.partial,
+            )
 
         self._target.append(build)
 

@@ -4,8 +4,6 @@ Order: packs (the caller's) -> index piece -> component roots, body, reachabilit
 The entry is the line that publishes: before it nothing has changed for anybody, after it the checkpoint is complete.
 """
 
-from itertools import groupby
-
 import msgspec
 
 from cairn.core.canonical import encode
@@ -17,6 +15,7 @@ from cairn.registry.checkpoint import checkpoint_id
 from cairn.registry.entries import Commit, ObjectRef, RefChange, RootRef
 from cairn.registry.models import CommitMeta, check_expected, seal_meta
 from cairn.registry.names import ref_tag
+from cairn.registry.numbers import ranges
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
 from cairn.registry.state import State
@@ -123,10 +122,3 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
     if identifier not in registry.state.models[draft.model].checkpoints:
         raise IntegrityError(f"the log does not show checkpoint {identifier.hex()} after its commit")
     return identifier
-
-
-def ranges(numbers: set[int]) -> tuple[tuple[int, int], ...]:
-    """Closed ranges of a set of numbers, ascending."""
-    groups = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
-    runs = [[number for _, number in group] for _, group in groups]
-    return tuple((run[0], run[-1]) for run in runs)

@@ -18,10 +18,10 @@ from cairn.registry.state import (
     Piece,
     State,
     object_key,
+    pack_key,
+    pack_keys,
     split_packs,
 )
-
-_PACK_KIND = bytes((OBJECT_KINDS.index("pack"),))
 
 
 def upload_refused(state: State, entry: Entry, payload: Upload, others: Iterable[bytes]) -> str | None:
@@ -78,9 +78,7 @@ def take_back(state: State, keys: Iterable[bytes]) -> None:
 
 
 def _own_keys(payload: Upload) -> list[bytes]:
-    packs, width = payload.packs, PACK_RECORD_BYTES
-    keys = [packs[at : at + BINARY_NAME_BYTES] + _PACK_KIND for at in range(0, len(packs), width)]
-    return keys + [object_key(piece, "index") for piece in payload.pieces]
+    return [*pack_keys(payload.packs), *(object_key(piece, "index") for piece in payload.pieces)]
 
 
 def _relied_refused(state: State, payload: Upload) -> str | None:
@@ -103,8 +101,7 @@ def _packs_refused(state: State, payload: Upload) -> str | None:
     sessions = set(payload.sessions)
     if any(pack.session not in sessions for pack in own):
         return "it lists a pack of a session that it does not name"
-    width = PACK_RECORD_BYTES
-    known = {state.packs[at : at + BINARY_NAME_BYTES] for at in range(0, len(state.packs), width)} if own else ()
-    if any(pack.key in known for pack in own):
+    known = pack_keys(state.packs) if own else ()
+    if any(pack_key(pack) in known for pack in own):
         return "it lists a pack that is numbered already"
     return None

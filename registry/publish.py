@@ -37,8 +37,8 @@ class Draft(msgspec.Struct, frozen=True):
         components: opened roots by class.
         reachable: ids of all chunks and pages.
         written: what the save put into packs and relies on.
-        hit_position: log position that the save's dedup hits are good for.
-        sessions: of other writers that uploaded for it, and the lowest epoch among them.
+        sessions: of other writers that uploaded for it.
+        good: the lowest epoch and hit position among them (see `Session.settle`).
         exactness: see `Body`.
         run_epoch: of the training run, if one writes.
         envelope: times and places of the save, encoded.
@@ -53,9 +53,8 @@ class Draft(msgspec.Struct, frozen=True):
     parents: tuple[Parent, ...]
     meta: CommitMeta
     written: Written
-    hit_position: int
     sessions: tuple[bytes, ...] = ()
-    epoch: int | None = None
+    good: tuple[int, int] | None = None
     exactness: str = ""
     run_epoch: int | None = None
     envelope: bytes | None = None
@@ -72,6 +71,9 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
     opened, secrets = registry.opened, registry.opened.secrets
     keys = registry.model_keys(draft.model)
 
+    epoch, hit_position = session.settle()
+    if draft.good is not None:
+        epoch, hit_position = min(epoch, draft.good[0]), min(hit_position, draft.good[1])
     uploads = Uploads(opened, session)
     written = draft.written
     pieces: tuple[ObjectRef, ...] = ()
@@ -104,8 +106,8 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
             model=draft.model,
             checkpoint=identifier,
             sessions=(session.id, *draft.sessions),
-            epoch=session.epoch if draft.epoch is None else min(session.epoch, draft.epoch),
-            hit_position=draft.hit_position,
+            epoch=epoch,
+            hit_position=hit_position,
             relied=ranges(written.relied),
             packs=packs,
             pieces=pieces,

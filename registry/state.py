@@ -172,6 +172,11 @@ def object_key(ref: ObjectRef, kind: str) -> bytes:
     return ref.name + bytes((OBJECT_KINDS.index(kind),))
 
 
+def pack_key(pack: PackRef) -> bytes:
+    """Key of a pack, numbered or not."""
+    return pack.key + bytes((0,))
+
+
 def name_of_key(key: bytes) -> str:
     """Name in the backend of the object that a key stands for.
 
@@ -190,6 +195,12 @@ def split_keys(joined: bytes) -> list[bytes] | None:
     return keys if all(key[BINARY_NAME_BYTES] < len(OBJECT_KINDS) for key in keys) else None
 
 
+def pack_keys(records: bytes) -> set[bytes]:
+    """Keys of the packs of an entry, or of a state."""
+    kind = bytes((0,))
+    return {records[at : at + BINARY_NAME_BYTES] + kind for at in range(0, len(records), PACK_RECORD_BYTES)}
+
+
 def objects_of(checkpoint: Checkpoint) -> list[bytes]:
     """Keys of a checkpoint's own objects."""
     keys = [object_key(checkpoint.body, "body"), object_key(checkpoint.reachability, "reach")]
@@ -202,8 +213,7 @@ def named_keys(state: "State") -> set[bytes]:
 
     Packs are all that were ever numbered: a number is what condemns those.
     """
-    width, kind = PACK_RECORD_BYTES, bytes((0,))
-    keys = {state.packs[at : at + BINARY_NAME_BYTES] + kind for at in range(0, len(state.packs), width)}
+    keys = pack_keys(state.packs)
     keys.update(object_key(piece.object, "index") for piece in state.pieces)
     for model in state.models.values():
         for checkpoint in model.checkpoints.values():

@@ -311,7 +311,8 @@ class _Commit:
             return False
         try:
             manifest = CheckpointManifest(self.registry, model, tip)
-            if set(manifest.components) != set(components) or open_meta(self.registry, model, manifest.state) != meta:
+            found = open_meta(self.registry, model, manifest.state)
+            if set(manifest.components) != set(components) or (found.message, found.step) != (meta.message, meta.step):
                 return False
             return all(manifest.root(component) == root for component, root in components.items())
         except IntegrityError:  # a damaged tip is no reason to refuse a good copy of its content

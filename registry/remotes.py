@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from cairn.core.errors import ConflictError, IntegrityError, NotFoundError, StorageError, UsageError
+from cairn.registry.location import plain_location
 from cairn.registry.opened import OpenStore
 
 ORIGIN = "origin"
@@ -25,9 +26,8 @@ class Remote(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @staticmethod
     def at(location: str, key_file: Path | None) -> "Remote":
-        """A remote as it is noted: what a relative path means must not change with the working folder."""
-        url = location if "://" in location else os.path.abspath(location)
-        return Remote(url, os.path.abspath(key_file) if key_file else "")
+        """A remote as it is noted."""
+        return Remote(plain_location(location), os.path.abspath(key_file) if key_file else "")
 
 
 class Remotes:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from cairn.core.errors import ConflictError, NotAllowed, NotFoundError, RefMoved, RefusedError, UsageError
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.progress import Progress, Silent
+from cairn.core.shown import Shown
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.delivery import Delivery, Selection
 from cairn.registry.entries import ModelCreate
@@ -55,7 +56,7 @@ class SendOptions(msgspec.Struct, frozen=True):
     history: bool = False
 
 
-class Sent(msgspec.Struct, frozen=True):
+class Sent(Shown, frozen=True):
     """What a transfer did.
 
     Args:
@@ -290,7 +291,7 @@ def _ref_to_move(source: Registry, model: ModelId, selector: str, to: str) -> tu
     kind = ref_kind(source, model, selected)
     if kind is None:
         raise UsageError(
-            f"{selector!r} names no branch or tag, and a checkpoint without a name is not sent",
-            hint="name the branch that is to point to it on the other side with --to",
+            f"{selector!r} names no branch or tag: a checkpoint that travels needs a name where it goes",
+            hint="name the branch that is to point to it there with --to",
         )
     return selected, kind

@@ -104,7 +104,7 @@ def _text(sent: "Sent", selector: str, where: str, done: str) -> str:
     counts, name = sent.counts, f"{selector.rpartition('@')[0] or selector}@{sent.ref}"
     if sent.ahead:
         lines = [f"{safe(name)} in {safe(where)} is ahead of {short(sent.checkpoint)} and stays"]
-    elif not sent.created and sent.before == sent.checkpoint and not counts.chunks_new:
+    elif not sent.created and sent.before == sent.checkpoint and (sent.older_brought or not counts.chunks_new):
         lines = [f"{safe(name)} is {short(sent.checkpoint)} in {safe(where)} already"]
     else:
         lines = [f"{safe(name)} is now {short(sent.checkpoint)} in {safe(where)}"]

@@ -83,7 +83,8 @@ def backend_at(location: str) -> Backend:
     """
     if is_remote(location):
         return _remote(location)
-    folder, shown = local_path(location), plain_location(location)
+    shown = plain_location(location)
+    folder = local_path(shown)
     if (folder / FOLDER).is_dir():
         folder = folder / FOLDER
     return PosixBackend(folder, shown)

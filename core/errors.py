@@ -106,6 +106,12 @@ class RefMoved(ConflictError):
     code = "ref-moved"
 
 
+class Overtaken(ConflictError):
+    """A collection went on without waiting for this work, and what it relied on may be gone."""
+
+    code = "overtaken"
+
+
 # --- It is not there. -------------------------------------------------------------------------
 
 

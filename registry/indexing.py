@@ -40,11 +40,13 @@ class StateIndex:
 
     def is_in_force(self, number: int) -> bool:
         """Whether a pack is in force and not condemned."""
-        return 0 <= number < self._state.pack_count and number not in self._state.condemned
+        return self._state.in_force(number)
 
     def _in_force(self, places: list[Location]) -> list[Location]:
-        count, condemned = self._state.pack_count, self._state.condemned
-        return [at for at in places if at.pack < count and at.pack not in condemned]
+        state = self._state
+        if state.condemned or state.swept:
+            return [at for at in places if state.in_force(at.pack)]
+        return [at for at in places if at.pack < state.pack_count]
 
     def pack(self, number: int) -> PackRef:
         """Name and size of a pack."""

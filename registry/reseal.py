@@ -56,12 +56,11 @@ def reseal(
         raise RefusedError(
             f"{manifest.what} is in {source.opened.backend.url} in part only", hint="bring the rest there first"
         )
-    state = target.refresh()
+    target.refresh()
     model = ensure_model(target, model_name(source, manifest.model))
     before = ref_value(target, model, branch)
-    hit_position = target.state.length - 1
-    with Session(target.opened, state.epoch, state.heartbeat_seconds) as session:
-        save = target.chunks().save(session)
+    with Session(target) as session:
+        save = session.save()
         progress.stage("send")
         digests = _bring(manifest, save, progress)
         components = {}
@@ -75,7 +74,7 @@ def reseal(
         meta = open_meta(source, manifest.model, manifest.state)
         meta = msgspec.structs.replace(meta, saved_at=saved_at(manifest.state, meta))
         draft = Draft(
-            model, branch, before, components, pages.reachable, tuple(parents), meta, save.written, hit_position,
+            model, branch, before, components, pages.reachable, tuple(parents), meta, save.written,
             exactness=manifest.body.exactness,
         )  # fmt: skip
         checkpoint = publish(target, session, draft)

@@ -68,12 +68,12 @@ def check_keeps_history(
 def is_ancestor(registry: Registry, model: ModelId, old: CheckpointId | None, new: CheckpointId | None) -> bool:
     """Whether a checkpoint stands in another's history, as a store knows it."""
     known = registry.state.models.get(model)
-    at: bytes | None = new
-    while known is not None and at is not None and at in known.checkpoints:
-        at = known.checkpoints[at].parent
-        if at is not None and at == old:
-            return True
-    # What came later, behind what was there, takes opening every commit's facts to see.
     if known is None or old is None:
         return False
+    at: bytes | None = new
+    while at is not None and (found := known.checkpoints.get(at) or known.gone.get(at)) is not None:
+        at = found.parent
+        if at == old:
+            return True
+    # What came later, behind what was there, takes opening every commit's facts to see.
     return any(line.parent == old for line in walk_history(registry, model, new))

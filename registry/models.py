@@ -192,12 +192,19 @@ def walk_history(registry: Registry, model: ModelId, tip: CheckpointId | None) -
     """Checkpoints from a tip back, newest first.
 
     What is behind a checkpoint is what its ref pointed to when it came here. A push that left some out may be made up
-    for later: where the writers' own account leads to the same place, or on from an end, it is the fuller one.
+    for later: where the writers' own account leads to the same place, or on from an end, it is the fuller one. Deleted
+    checkpoints are passed over.
     """
     seen: set[bytes] = set()
-    checkpoints = registry.state.models[model].checkpoints
-    while tip is not None and tip in checkpoints and tip not in seen:
+    checkpoints, gone = registry.state.models[model].checkpoints, registry.state.models[model].gone
+    while tip is not None and tip not in seen:
         seen.add(tip)
+        if tip in gone:
+            deleted = gone[tip].parent
+            tip = CheckpointId(deleted) if deleted else None
+            continue
+        if tip not in checkpoints:
+            return
         state = checkpoints[tip]
         meta = open_meta(registry, model, state)
         behind = meta.parent if _is_fuller(registry, model, state, meta.parent) else state.parent
@@ -208,13 +215,15 @@ def walk_history(registry: Registry, model: ModelId, tip: CheckpointId | None) -
 
 def _is_fuller(registry: Registry, model: ModelId, state: Checkpoint, claimed: bytes | None) -> bool:
     """Whether what a writer says was behind a checkpoint is here, and leads to all that this store has behind it."""
-    checkpoints, seen = registry.state.models[model].checkpoints, set[bytes]()
+    known, seen = registry.state.models[model], set[bytes]()
     if state.parent is None:
-        return claimed in checkpoints
-    while claimed is not None and claimed != state.parent and claimed in checkpoints and claimed not in seen:
+        return claimed in known.checkpoints or claimed in known.gone
+    while claimed is not None and claimed != state.parent and claimed not in seen:
         seen.add(claimed)
-        found = checkpoints[claimed]
-        claimed = open_meta(registry, model, found).parent
+        found = known.checkpoints.get(claimed) or known.gone.get(claimed)
+        if found is None:
+            return False
+        claimed = open_meta(registry, model, found).parent if isinstance(found, Checkpoint) else found.parent
         if found.parent not in (None, state.parent, claimed):
             return False
     return claimed == state.parent

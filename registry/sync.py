@@ -4,7 +4,7 @@ The two directions are one operation. Sealed chunks, component roots and everyth
 untouched, so a checkpoint has the same id in every store of its tenant.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -113,10 +113,11 @@ def send(
             raise UsageError(f"{name!r} is a tag", hint="name the branch that is to get it with --to")
         return _reseal(source, target, CheckpointManifest(source, model, checkpoint), name, options, progress)
     bring_model(source, target, model)
-    older = [line.id for line in islice(walk_history(source, model, checkpoint), 1, None)]
+    known = target.state.models[model]
+    behind: Iterator[CheckpointId] = (line.id for line in islice(walk_history(source, model, checkpoint), 1, None))
     if not options.history:
-        known = target.state.models[model].checkpoints
-        older = list(takewhile(lambda one: one not in known, older))
+        behind = takewhile(lambda one: one not in known.checkpoints, behind)
+    older = [one for one in behind if one not in known.gone]  # what was deleted there does not come back unasked
     way = _Way(source, target, model, options, progress or Silent())
     before = ref_value(target, model, name)
     ahead = options.history and before != checkpoint and is_ancestor(target, model, checkpoint, before)

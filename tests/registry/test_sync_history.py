@@ -7,6 +7,7 @@ import pytest
 from cairn.core.errors import RefMoved, RefusedError, UsageError
 from cairn.registry import models
 from cairn.registry.delivery import Selection
+from cairn.registry.entries import Tombstone
 from cairn.registry.fold import TAG
 from cairn.registry.models import find_model, history, list_refs, move_ref, open_meta
 from cairn.registry.registry import Registry
@@ -203,6 +204,21 @@ def test_a_copy_tells_when_it_was_saved(sites: tuple[Site, Site], tree: Path) ->
     assert [line.id for line in lines] == ids
     assert {line.saved_at for line in lines} == {saved}
     assert all(line.state.claimed_at >= saved + 3600 * 10**9 for line in lines)
+
+
+def test_what_was_deleted_there_does_not_come_back(sites: tuple[Site, Site], tree: Path) -> None:
+    here, there = sites
+    ids = three(here, tree)
+    push(here, there, history=True)
+    remote = there.registry()
+    remote.append(lambda state: Tombstone(tip(remote)[0], (ids[1],), 0, "deleted"))
+    assert log(there) == [ids[0], ids[2]]
+    sent = push(here, there, history=True)
+    assert (sent.older_brought, sent.older_left) == (0, 0)
+    fourth = save(here, tree, "four")
+    assert push(here, there, history=True).older_left == 0
+    assert log(there) == [fourth, ids[0], ids[2]]
+    assert refs(there) == [("main", fourth)]
 
 
 def test_a_history_that_claims_to_be_a_circle_ends(

@@ -46,5 +46,5 @@ def command(
     emit(f"cloned {safe(url)} into {safe(result.location)}")
     emit(f"  {count(len(result.refs), 'branch or tag', 'branches and tags')}, {size(result.bytes_fetched)} fetched")
     if result.older_left:
-        emit(f"  {left_out(result.older_left)}: 'cairn pull MODEL@REF --history' there brings them")
+        emit(f"  {left_out(result.older_left)}: 'cairn pull MODEL@REF --history' in it brings them")
     note(f"Its key lies in {safe(str(result.key_file))}: copy it to a safe place.")

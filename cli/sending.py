@@ -71,9 +71,9 @@ def run(
         emit_json(_as_json(sent))
     else:
         emit(_text(sent, selector, where, "sent" if push else "fetched"))
-    if push and sent.appended and sent.before:
-        theirs = f"{selector.rpartition('@')[0] or selector}@{short(sent.before)}"
-        note(f"note: it was appended to {short(sent.before)}, which this store does not have")
+    if push and sent.appended_to:
+        theirs = f"{selector.rpartition('@')[0] or selector}@{short(sent.appended_to)}"
+        note(f"note: it was appended to {short(sent.appended_to)}, which this store does not have")
         note(f"next:  {safe(' '.join(filter(None, ('cairn pull', theirs, remote))))} --to BRANCH brings that here")
 
 
@@ -138,7 +138,7 @@ def _as_json(sent: "Sent") -> dict[str, object]:
         "bytes_sent": sent.counts.bytes_stored,
         "bytes_resumed": sent.bytes_resumed,
         "partial": sent.partial,
-        "appended": sent.appended,
+        "appended_to": sent.appended_to.hex() if sent.appended_to else None,
         "older_brought": sent.older_brought,
         "older_left": sent.older_left,
     }

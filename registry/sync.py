@@ -65,7 +65,7 @@ class Sent(Shown, frozen=True):
         counts: chunks and pages that travelled (new), and that were there (reused).
         bytes_resumed: stored bytes that an interrupted run had sent.
         partial: the target's checkpoint lacks something still.
-        appended: what the ref pointed to before is unknown to the source.
+        appended_to: what the ref pointed to, if the source does not know it; the newest, if there are several.
         ahead: the ref was beyond the checkpoint, and stays; only what is behind it was wanted.
         older_brought: checkpoints behind it that the target had not.
         older_left: those that it still has not, down to the nearest one that it has.
@@ -80,7 +80,7 @@ class Sent(Shown, frozen=True):
     counts: WriteCounts = msgspec.field(default_factory=WriteCounts)
     bytes_resumed: int = 0
     partial: bool = False
-    appended: bool = False
+    appended_to: CheckpointId | None = None
     ahead: bool = False
     older_brought: int = 0
     older_left: int = 0
@@ -133,7 +133,7 @@ def send(
         sent,
         before=before,
         bytes_resumed=sent.bytes_resumed + sum(one.bytes_resumed for one in earlier),
-        appended=before is not None and before not in source.state.models[model].checkpoints,
+        appended_to=None if ahead else way.unknown_behind(before, [*earlier, sent]),
         ahead=ahead,
         older_brought=lacking - left,
         older_left=left,
@@ -213,6 +213,13 @@ class _Way:
         """How many of them the target does not have."""
         known = self.target.state.models[self.model].checkpoints
         return sum(one not in known for one in checkpoints)
+
+    def unknown_behind(self, before: CheckpointId | None, sent: Iterable[Sent]) -> CheckpointId | None:
+        """What was brought has been put on top of, and the source does not know."""
+        here, there = (one.state.models[self.model].checkpoints for one in (self.source, self.target))
+        behind = [before, *(there[one.checkpoint].parent for one in sent if one.created)]
+        unknown = [one for one in behind if one is not None and one not in here]
+        return CheckpointId(unknown[-1]) if unknown else None
 
     def check_forward(self, ref: _Ref, before: CheckpointId | None, checkpoint: CheckpointId) -> None:
         """Raise unless a ref of the target may move to the checkpoint."""

@@ -134,7 +134,7 @@ def test_an_appended_history_cuts_nobody_off(sites: tuple[Site, Site], tree: Pat
         push(here, there, history=True)
     assert there.log() == before
     sent = push(here, there, history=True, rebase=True)
-    assert (sent.appended, sent.before) == (True, theirs)
+    assert (sent.appended_to, sent.before) == (theirs, theirs)
     assert log(there) == [ours[1], ours[0], theirs, first]
     # A later one on the other line does not hide it.
     assert log(here) == [ours[1], ours[0], first]

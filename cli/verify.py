@@ -95,7 +95,8 @@ def _render(report: "VerifyReport") -> None:
         note(f"note: {safe(text)}")
     if report.leftover_objects:
         left = f"{count(report.leftover_objects, 'object')} ({size(report.leftover_bytes)})"
-        note(f"note: {left} of no checkpoint: interrupted writers left them, or a writer is at work")
+        verb = "belongs" if report.leftover_objects == 1 else "belong"
+        note(f"note: {left} {verb} to no checkpoint: interrupted writers left them, or a writer is at work")
     if report.chunks_unnamed:
         unnamed = count(report.chunks_unnamed, "chunk")
         note(f"note: only the headers were checked of {unnamed} that no readable manifest names")

@@ -126,13 +126,14 @@ def _render_next(report: "VerifyReport") -> None:
 
 
 def _remote() -> str | None:
-    """The remote to fetch from, if one is noted; a store that does not open has none to speak of."""
+    """The remote to fetch from, if one is noted; a store that cannot say which it is has none."""
     from cairn.core.errors import CairnError
-    from cairn.registry.opened import open_store
-    from cairn.registry.remotes import ORIGIN, Remotes
+    from cairn.registry.formatfile import read_format
+    from cairn.registry.remotes import ORIGIN, noted_remotes
 
+    backend, home, _ = _place()
     try:
-        names = list(Remotes(open_store(*_place())).all())
+        names = sorted(noted_remotes(home, read_format(backend)[0]))
     except CairnError:
         return None
     return ORIGIN if ORIGIN in names else next(iter(names), None)

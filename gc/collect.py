@@ -268,11 +268,11 @@ class Collector:
     def _delete(self, packs: list[int], keys: list[bytes]) -> None:
         """Delete, and tell the log exactly what was: in batches, and what was done so far if one delete fails."""
         state = self._registry.state
-        self._progress.stage("delete", len(packs) + len(keys))
         names: list[tuple[int | bytes, str, int]] = [
             *((number, state.pack(number).name, state.pack(number).size) for number in packs),
             *((key, name_of_key(key), self._sizes.get(key, 0)) for key in keys),
         ]
+        self._progress.stage("delete", sum(size for _, _, size in names))
         for first in range(0, len(names), GC_SWEEP_BATCH):
             deleted: list[int | bytes] = []
             try:
@@ -281,7 +281,7 @@ class Collector:
                     deleted.append(which)
                     self.done.objects_deleted += 1
                     self.done.bytes_deleted += size
-                    self._progress.advance(1)
+                    self._progress.advance(size)
             finally:
                 self._tell_swept(deleted)
 

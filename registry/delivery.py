@@ -26,6 +26,7 @@ from cairn.registry.journal import Journal
 from cairn.registry.models import walk_history
 from cairn.registry.names import ref_tag
 from cairn.registry.numbers import ranges
+from cairn.registry.pins import pinned
 from cairn.registry.publish import ENVELOPE
 from cairn.registry.reachability import read_reachability
 from cairn.registry.registry import Registry
@@ -119,6 +120,10 @@ class Delivery:
             RefMoved, ConflictError: the log does not take it; nothing was changed.
             IntegrityError: the source lacks something, or holds it damaged.
         """
+        with pinned(self._source, self._model, self._checkpoint):
+            return self._run(selection, repair, ref)
+
+    def _run(self, selection: Selection, repair: bool, ref: _Ref) -> bool:
         journal = Journal(self._journal_file())
         try:
             session = self._session(journal)

@@ -210,8 +210,7 @@ class Registry:
         """Add the pieces of new commits to the cache, and the fold with them."""
         opened, attested = self.opened, self._replay.attested()
         known, certain = self._packs_known, attested.pack_count
-        # A piece that came into the place of others lists what is known.
-        added = found_in(opened, attested, [piece for piece in attested.pieces if piece.first >= known])
+        added = found_in(opened, attested, attested.pieces, known)
         fold = seal_object(opened.secrets.k_log, opened.store, ObjectKind.CACHE, encode_state(attested), opened.entropy)
         if added.complete:
             self._cache.advance(before - 1, attested.length - 1, fold, added.entries, added.pieces)
@@ -221,20 +220,27 @@ class Registry:
         self._packs_known = certain
         if state.damaged_from is not None:
             # Numbers of packs are guesses while entries are lost, so these never reach the cache.
-            guessed = found_in(opened, state, [piece for piece in state.pieces if piece.first >= certain])
+            guessed = found_in(opened, state, state.pieces, certain)
             self._cache.hold(guessed.entries, guessed.pieces)
             self._cache.hold(salvage_packs(opened, state))
 
     def _check_remembered(self) -> None:
-        head = self.opened.home.remembered_head(self.opened.store)
+        head = self._remembered()
         if head is not None and not self._agrees(head):
             self._explain(head)
         if self._state.damaged_from is None:
             self._remember()
 
     def _doubtful(self) -> bool:
-        head = self.opened.home.remembered_head(self.opened.store)
+        head = self._remembered()
         return self._state.damaged_from is not None or (head is not None and not self._agrees(head))
+
+    def _remembered(self) -> Head | None:
+        """The newest head that this user has seen; what another process saw after this one looked is looked up now."""
+        head = self.opened.home.remembered_head(self.opened.store)
+        if head is not None and head.length > self._replay.length:
+            self.refresh()
+        return head
 
     def _agrees(self, head: Head) -> bool:
         """Whether the log continues the one whose head this user has seen."""

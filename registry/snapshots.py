@@ -1,0 +1,156 @@
+"""Fold snapshots: the state at one length of the log, signed by one of its first owners.
+
+Stored bytes = sealed object (kind SNAPSHOT, class key K_log) of canonical [statement bytes, signature]. The signature
+(Ed25519) covers a label and the statement bytes. Whoever opens a store without a cache may start from one; it is
+trusted for its signature, and for the log's still holding the last entry that it knows. It does not hold the index.
+"""
+
+import re
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from cairn.core.canonical import decode, encode
+from cairn.core.errors import IntegrityError
+from cairn.core.ids import ActorId
+from cairn.core.limits import SEALED_OBJECT_BYTES_MAX, SNAPSHOTS_TRIED_MAX
+from cairn.registry.bundles import or_else
+from cairn.registry.fold import STATE_VERSION, decode_state, encode_state
+from cairn.registry.merkle import root_of
+from cairn.registry.opened import OpenStore
+from cairn.registry.state import State
+from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
+from cairn.store.crypto.signing import Identity, verify_signature
+
+FOLDER = "snapshots"
+FORMAT = 1
+_SIGNED = b"cairn/1/snapshot\0"
+_NAME = re.compile(rf"{FOLDER}/(\d{{12}})-(0|[1-9]\d{{0,8}})", re.ASCII)
+
+
+class SnapshotName(NamedTuple):
+    """What a name says: by which rules the state was folded, and at which length of the log."""
+
+    version: int
+    length: int
+
+    @property
+    def object(self) -> str:
+        """Name in the backend."""
+        return f"{FOLDER}/{self.length:012d}-{self.version}"
+
+
+class Statement(msgspec.Struct, frozen=True):
+    """What the owner signs: at `length` entries with this Merkle root, the log says this state.
+
+    Args:
+        state: encoded by the rules of `version`; whatever changes how it is to be read changes that.
+    """
+
+    format: int
+    tenant: bytes
+    store: bytes
+    length: int
+    root: bytes
+    version: int
+    actor: bytes
+    state: bytes
+
+
+class _Signed(msgspec.Struct, frozen=True, array_like=True):
+    statement: bytes
+    signature: bytes
+
+
+class Newest(NamedTuple):
+    """The newest snapshot that serves, if any, and the names of newer ones that are damaged or of another log."""
+
+    state: State | None
+    useless: frozenset[SnapshotName]
+
+
+def seal_snapshot(opened: OpenStore, identity: Identity, state: State) -> bytes:
+    """Sign and seal a state."""
+    root = root_of(state.frontier)
+    statement = encode(
+        Statement(
+            FORMAT, opened.tenant, opened.store, state.length, root, STATE_VERSION, identity.actor, encode_state(state)
+        )
+    )
+    signed = encode(_Signed(statement, identity.sign(_SIGNED + statement)))
+    return seal_object(opened.secrets.k_log, opened.store, ObjectKind.SNAPSHOT, signed, opened.entropy)
+
+
+def open_snapshot(opened: OpenStore, owners: Collection[bytes], name: SnapshotName, sealed: bytes) -> State:
+    """The state of a snapshot.
+
+    Args:
+        owners: the store's first ones, by its log entry 0.
+
+    Raises:
+        IntegrityError: damaged, not signed by one of them, or not what its name says.
+    """
+    what = f"snapshot {name.object}"
+    plain = open_object(opened.secrets.k_log, opened.store, ObjectKind.SNAPSHOT, sealed, what)
+    signed = decode(plain, _Signed, what)
+    said = decode(signed.statement, Statement, what)
+    if said.actor not in owners or not verify_signature(
+        ActorId(said.actor), signed.signature, _SIGNED + signed.statement
+    ):
+        raise IntegrityError(f"{what} is not signed by an owner")
+    place = said.format, said.tenant, said.store, said.length, said.version
+    if place != (FORMAT, opened.tenant, opened.store, name.length, name.version):
+        raise IntegrityError(f"{what} was written for another place")
+    try:
+        state = decode_state(said.state)
+    except ValueError as error:
+        raise IntegrityError(f"{what} holds no state: {error}") from None
+    if (state.length, root_of(state.frontier)) != (said.length, said.root):
+        raise IntegrityError(f"{what} holds the state of another log")
+    # The frontier has a node for each bit of the length; with any other, no entry could be added.
+    if len(state.frontier) != state.length.bit_count():
+        raise IntegrityError(f"{what} holds an impossible state")
+    return state
+
+
+def read_snapshot(opened: OpenStore, owners: Collection[bytes], name: SnapshotName) -> State:
+    """The state of a stored snapshot.
+
+    Raises:
+        ObjectNotFound: there is no such snapshot.
+        IntegrityError: see `open_snapshot`.
+    """
+    return open_snapshot(opened, owners, name, opened.backend.read(name.object, 0, SEALED_OBJECT_BYTES_MAX))
+
+
+def listed_snapshots(opened: OpenStore) -> list[SnapshotName]:
+    """Names of the snapshots that there are, those of each version by ascending length."""
+    names = (_NAME.fullmatch(listed.name) for listed in opened.backend.list(FOLDER))
+    return sorted(SnapshotName(int(name[2]), int(name[1])) for name in names if name)
+
+
+def newest_snapshot(opened: OpenStore, owners: Collection[bytes], serves: Callable[[State], bool]) -> Newest:
+    """The newest snapshot that opens here and serves; one that does not costs nothing but time."""
+    nothing: list[SnapshotName] = []
+    listed = or_else(nothing, partial(listed_snapshots, opened))
+    own = [name for name in listed if name.version == STATE_VERSION]
+    useless = set[SnapshotName]()
+
+    def serving(name: SnapshotName) -> State | None:
+        try:
+            state = read_snapshot(opened, owners, name)
+        except IntegrityError:
+            useless.add(name)
+            return None
+        if serves(state):
+            return state
+        useless.add(name)
+        return None
+
+    for name in own[: -SNAPSHOTS_TRIED_MAX - 1 : -1]:
+        state = or_else(None, partial(serving, name))
+        if state is not None:
+            return Newest(state, frozenset(useless))
+    return Newest(None, frozenset(useless))

@@ -30,8 +30,8 @@ BUNDLE_ENTRIES = 256
 BUNDLE_BYTES_MAX = 16 * MIB
 # Bundles fetched at once: 64 MiB at most, in general 2.
 BUNDLE_READS_AT_ONCE = 4
-# A fold snapshot is due when the newest is so many entries behind. Replaying these takes 0.3 s, about what opening a
-# store far away takes anyway; and each snapshot holds the whole state, so that many of them would be many bytes.
+# A fold snapshot is due when the newest is so many entries behind. Replaying these takes 0.1 to 0.2 s, about what the
+# start of a command takes; and each snapshot holds the whole state, so that many of them would be many bytes.
 SNAPSHOT_ENTRIES = 1024
 # The newest may be damaged, and whoever has listed the one before still wants to read it.
 SNAPSHOTS_KEPT = 2

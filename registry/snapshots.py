@@ -1,16 +1,24 @@
 """Fold snapshots: the state at one length of the log, signed by one of its first owners.
 
-Stored bytes = sealed object (kind SNAPSHOT, class key K_log) of canonical [statement bytes, signature]. The signature
-(Ed25519) covers a label and the statement bytes. Whoever opens a store without a cache may start from one; it is
-trusted for its signature, and for the log's still holding the last entry that it knows. It does not hold the index.
+Stored bytes = sealed object (kind SNAPSHOT, class key K_log) of
+
+    0   4  length of the following
+    4   n  canonical [statement bytes, signature]
+    .   m  state
+
+The signature (Ed25519) covers a label and the statement bytes, which hold the hash of the state. Whoever opens a store
+without a cache may start from one; it is trusted for its signature, and for the log's still holding the last entry that
+it knows. It does not hold the index.
 """
 
 import re
+import struct
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
+from blake3 import blake3
 
 from cairn.core.canonical import decode, encode
 from cairn.core.errors import IntegrityError
@@ -27,6 +35,7 @@ from cairn.store.crypto.signing import Identity, verify_signature
 FOLDER = "snapshots"
 FORMAT = 1
 _SIGNED = b"cairn/1/snapshot\0"
+_LENGTH = struct.Struct("<I")
 _NAME = re.compile(rf"{FOLDER}/(\d{{12}})-(0|[1-9]\d{{0,8}})", re.ASCII)
 
 
@@ -46,7 +55,7 @@ class Statement(msgspec.Struct, frozen=True):
     """What the owner signs: at `length` entries with this Merkle root, the log says this state.
 
     Args:
-        state: encoded by the rules of `version`; whatever changes how it is to be read changes that.
+        state: BLAKE3 of the encoded state; whatever changes how that is to be read changes `version`.
     """
 
     format: int
@@ -73,14 +82,20 @@ class Newest(NamedTuple):
 
 def seal_snapshot(opened: OpenStore, identity: Identity, state: State) -> bytes:
     """Sign and seal a state."""
-    root = root_of(state.frontier)
-    statement = encode(
-        Statement(
-            FORMAT, opened.tenant, opened.store, state.length, root, STATE_VERSION, identity.actor, encode_state(state)
-        )
-    )
+    encoded = encode_state(state)
+    said = Statement(
+        FORMAT, opened.tenant, opened.store, state.length, root_of(state.frontier), STATE_VERSION, identity.actor,
+        blake3(encoded).digest(),
+    )  # fmt: skip
+    return seal_statement(opened, identity, said, encoded)
+
+
+def seal_statement(opened: OpenStore, identity: Identity, said: Statement, encoded: bytes) -> bytes:
+    """Sign and seal a statement about an encoded state."""
+    statement = encode(said)
     signed = encode(_Signed(statement, identity.sign(_SIGNED + statement)))
-    return seal_object(opened.secrets.k_log, opened.store, ObjectKind.SNAPSHOT, signed, opened.entropy)
+    plain = b"".join((_LENGTH.pack(len(signed)), signed, encoded))
+    return seal_object(opened.secrets.k_log, opened.store, ObjectKind.SNAPSHOT, plain, opened.entropy)
 
 
 def open_snapshot(opened: OpenStore, owners: Collection[bytes], name: SnapshotName, sealed: bytes) -> State:
@@ -93,8 +108,9 @@ def open_snapshot(opened: OpenStore, owners: Collection[bytes], name: SnapshotNa
         IntegrityError: damaged, not signed by one of them, or not what its name says.
     """
     what = f"snapshot {name.object}"
-    plain = open_object(opened.secrets.k_log, opened.store, ObjectKind.SNAPSHOT, sealed, what)
-    signed = decode(plain, _Signed, what)
+    plain = memoryview(open_object(opened.secrets.k_log, opened.store, ObjectKind.SNAPSHOT, sealed, what))
+    start = _LENGTH.size + (_LENGTH.unpack_from(plain)[0] if len(plain) >= _LENGTH.size else len(plain))
+    signed, encoded = decode(bytes(plain[_LENGTH.size : start]), _Signed, what), plain[start:]
     said = decode(signed.statement, Statement, what)
     if said.actor not in owners or not verify_signature(
         ActorId(said.actor), signed.signature, _SIGNED + signed.statement
@@ -103,8 +119,10 @@ def open_snapshot(opened: OpenStore, owners: Collection[bytes], name: SnapshotNa
     place = said.format, said.tenant, said.store, said.length, said.version
     if place != (FORMAT, opened.tenant, opened.store, name.length, name.version):
         raise IntegrityError(f"{what} was written for another place")
+    if blake3(encoded).digest() != said.state:
+        raise IntegrityError(f"{what} holds another state than its owner signed")
     try:
-        state = decode_state(said.state)
+        state = decode_state(bytes(encoded))
     except ValueError as error:
         raise IntegrityError(f"{what} holds no state: {error}") from None
     if (state.length, root_of(state.frontier)) != (said.length, said.root):

@@ -7,18 +7,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from blake3 import blake3
 
 from cairn.core.errors import IntegrityError
 from cairn.registry import shortcuts, snapshots
 from cairn.registry.entries import Abort, RunOpen
-from cairn.registry.fold import STATE_VERSION
+from cairn.registry.fold import STATE_VERSION, encode_state
 from cairn.registry.localfiles import Head
 from cairn.registry.log import read_entry
 from cairn.registry.merkle import root_of
 from cairn.registry.names import entry_name
 from cairn.registry.opened import OpenStore
 from cairn.registry.shortcuts import write_shortcuts
-from cairn.registry.snapshots import FOLDER, SnapshotName, seal_snapshot
+from cairn.registry.snapshots import FOLDER, SnapshotName, Statement, seal_snapshot, seal_statement
 from cairn.registry.state import State
 from cairn.store.backends.faults import Fail, FaultyBackend
 from cairn.store.backends.memory import MemoryBackend
@@ -188,22 +189,25 @@ def with_another_last_entry(site: Site, state: State) -> bytes:
 
 
 def of_no_state(site: Site, state: State) -> bytes:
+    encoded = msgspec.msgpack.encode([STATE_VERSION, ["x"]])
+    return stated(site, state, encoded, blake3(encoded).digest())
+
+
+def of_a_state_that_was_not_signed(site: Site, state: State) -> bytes:
+    return stated(site, state, encode_state(lying(state)), blake3(encode_state(state)).digest())
+
+
+def stated(site: Site, state: State, encoded: bytes, signed: bytes) -> bytes:
     opened = site.open()
-    statement = snapshots.encode(
-        snapshots.Statement(
-            1, opened.tenant, opened.store, LENGTH, root_of(state.frontier), STATE_VERSION, opened.identity.actor,
-            msgspec.msgpack.encode([STATE_VERSION, ["x"]]),
-        )
-    )  # fmt: skip
-    signed = snapshots.encode(snapshots._Signed(statement, opened.identity.sign(snapshots._SIGNED + statement)))
-    return snapshots.seal_object(
-        opened.secrets.k_log, opened.store, snapshots.ObjectKind.SNAPSHOT, signed, opened.entropy
+    said = Statement(
+        1, opened.tenant, opened.store, LENGTH, root_of(state.frontier), STATE_VERSION, opened.identity.actor, signed
     )
+    return seal_statement(opened, opened.identity, said, encoded)
 
 
 FORGERIES: list[Callable[[Site, State], bytes]] = [
     by_stranger, of_another_store, of_another_store_under_this_key, at_another_length, with_another_root,
-    with_an_impossible_frontier, with_another_last_entry, of_no_state,
+    with_an_impossible_frontier, with_another_last_entry, of_no_state, of_a_state_that_was_not_signed,
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from cairn.core.canonical import encode
 from cairn.core.errors import ConflictError, IntegrityError, NewerFormat, NotAllowed, ObjectNotFound
+from cairn.core.heap import collection_paused
 from cairn.core.ids import ModelId, short
 from cairn.core.limits import LOG_ENTRY_BYTES_MAX
 from cairn.registry.bundles import feed_bundled
@@ -226,7 +227,8 @@ class Registry:
         if cached is not None:
             try:
                 plain = open_object(opened.secrets.k_log, opened.store, ObjectKind.CACHE, cached.fold, "cached fold")
-                state = decode_state(plain)
+                with collection_paused():
+                    state = decode_state(plain)
             except (IntegrityError, ValueError):
                 # A damaged cache is worth nothing and costs nothing.
                 self._cache.clear()

@@ -22,6 +22,7 @@ from blake3 import blake3
 
 from cairn.core.canonical import decode, encode
 from cairn.core.errors import IntegrityError
+from cairn.core.heap import collection_paused
 from cairn.core.ids import ActorId
 from cairn.core.limits import SEALED_OBJECT_BYTES_MAX, SNAPSHOTS_TRIED_MAX
 from cairn.registry.bundles import or_else
@@ -122,7 +123,8 @@ def open_snapshot(opened: OpenStore, owners: Collection[bytes], name: SnapshotNa
     if blake3(encoded).digest() != said.state:
         raise IntegrityError(f"{what} holds another state than its owner signed")
     try:
-        state = decode_state(bytes(encoded))
+        with collection_paused():
+            state = decode_state(bytes(encoded))
     except ValueError as error:
         raise IntegrityError(f"{what} holds no state: {error}") from None
     if (state.length, root_of(state.frontier)) != (said.length, said.root):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from cairn.core.errors import IntegrityError
 from cairn.core.limits import BUNDLE_ENTRIES, LOG_ENTRY_BYTES_MAX
@@ -150,6 +151,16 @@ def test_a_truncated_or_lengthened_bundle_changes_nothing(long: Site) -> None:
         with pytest.raises(IntegrityError):
             decode_bundle(data, long.open().store, 0)
         assert by_bundles(long) == expected
+
+
+@pytest.mark.parametrize("change", [1, -1, LOG_ENTRY_BYTES_MAX, 1 << 31])
+def test_lengths_that_do_not_fit_are_damage(long: Site, change: int) -> None:
+    entries, store = entries_of(long, 0), long.open().store
+    data = bytearray(encode_bundle(store, 0, entries)[:-32])
+    data[32:36] = (len(entries[0]) + change).to_bytes(4, "little")
+    data += blake3(data).digest()
+    with pytest.raises(IntegrityError, match="impossible lengths"):
+        decode_bundle(bytes(data), store, 0)
 
 
 def flip_one(entries: list[bytes]) -> list[bytes]:

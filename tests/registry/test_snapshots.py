@@ -197,6 +197,18 @@ def of_a_state_that_was_not_signed(site: Site, state: State) -> bytes:
     return stated(site, state, encode_state(lying(state)), blake3(encode_state(state)).digest())
 
 
+def with_a_root_that_is_not_its_own(site: Site, state: State) -> bytes:
+    encoded, rooted = encode_state(lying(state)), state.copy()
+    rooted.frontier = (bytes(32),) * len(state.frontier)
+    return stated(site, rooted, encoded, blake3(encoded).digest())
+
+
+def in_the_name_of_an_owner(site: Site, state: State) -> bytes:
+    other = Identity.generate(SeededEntropy(99))
+    other.actor = site.open().identity.actor
+    return resealed(site, lying(state), other)
+
+
 def stated(site: Site, state: State, encoded: bytes, signed: bytes) -> bytes:
     opened = site.open()
     said = Statement(
@@ -208,6 +220,7 @@ def stated(site: Site, state: State, encoded: bytes, signed: bytes) -> bytes:
 FORGERIES: list[Callable[[Site, State], bytes]] = [
     by_stranger, of_another_store, of_another_store_under_this_key, at_another_length, with_another_root,
     with_an_impossible_frontier, with_another_last_entry, of_no_state, of_a_state_that_was_not_signed,
+    with_a_root_that_is_not_its_own, in_the_name_of_an_owner,
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 from blake3 import blake3
 
 from cairn.core.errors import IntegrityError
-from cairn.registry import shortcuts, snapshots
+from cairn.registry import shortcuts
 from cairn.registry.entries import Abort, RunOpen
 from cairn.registry.fold import STATE_VERSION, encode_state
 from cairn.registry.localfiles import Head
@@ -342,70 +342,3 @@ def test_an_entry_behind_that_contradicts_the_snapshot_sends_all_back_to_the_log
     other.frontier = (bytes(32), *other.frontier[1:])
     put(long, NAME.object, resealed(long, other))
     assert opened_cold(long) == (expected, False)
-
-
-# --- Which there are --------------------------------------------------------------------------
-
-
-def names(site: Site) -> list[SnapshotName]:
-    return snapshots.listed_snapshots(site.open())
-
-
-def test_one_is_written_when_it_is_due_and_the_last_two_are_kept(long: Site) -> None:
-    assert write_shortcuts(long.registry()) == (0, 0, 0)
-    lengths = [LENGTH]
-    for length in (80, 81, 101, 102, 140):
-        grow_to(long, length)
-        done = write_shortcuts(long.registry())
-        due = length - lengths[-1] > 20
-        assert done.snapshots == due
-        lengths += [length] * due
-        assert [name.length for name in names(long)] == lengths[-2:]
-    assert lengths == [60, 81, 102, 140]
-
-
-def test_a_short_log_has_none(site: Site) -> None:
-    grow = site.registry()
-    for _ in range(19):
-        grow.append(lambda state: Abort())
-    assert write_shortcuts(grow) == (0, 0, 0)
-    grow.append(lambda state: Abort())
-    assert write_shortcuts(grow).snapshots == 1
-
-
-def test_what_does_not_serve_is_replaced_and_removed(long: Site) -> None:
-    put(long, NAME.object, b"junk")
-    registry = long.registry()
-    here = SnapshotName(STATE_VERSION, LENGTH + 10)
-    put(long, here.object, b"more junk")
-    assert write_shortcuts(registry) == (0, 1, 2)
-    assert names(long) == [here]
-    assert opened_cold(long) == (by_entries(long), True)
-
-
-def test_those_of_older_rules_go_once_there_are_two_and_those_of_newer_ones_stay(long: Site) -> None:
-    older, newer = SnapshotName(STATE_VERSION - 1, 30), SnapshotName(STATE_VERSION + 1, 30)
-    for name in (older, newer):
-        put(long, name.object, b"of another Cairn")
-    assert write_shortcuts(long.registry()).removed == 0
-    grow_to(long, 90)
-    assert write_shortcuts(long.registry()) == (0, 1, 1)
-    assert names(long) == [NAME, SnapshotName(STATE_VERSION, 90), newer]
-
-
-def test_none_is_written_while_nothing_speaks_for_the_newest_entry(long: Site) -> None:
-    grow_to(long, 90)
-    long.backend.create(entry_name(90), [b"garbage"])
-    assert write_shortcuts(long.registry()).snapshots == 0
-    long.registry().append(lambda state: Abort())
-    assert write_shortcuts(long.registry()).snapshots == 1
-    assert opened_cold(long) == (by_entries(long), True)
-
-
-def test_none_is_written_of_a_damaged_log(long: Site) -> None:
-    grow_to(long, 90)
-    put(long, entry_name(70), b"damaged")
-    before = names(long)
-    with pytest.raises(IntegrityError):
-        write_shortcuts(long.registry(cold=True))
-    assert names(long) == before

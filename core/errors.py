@@ -106,6 +106,18 @@ class RefMoved(ConflictError):
     code = "ref-moved"
 
 
+class Overtaken(ConflictError):
+    """A collection went on without waiting for this work, and what it relied on may be gone."""
+
+    code = "overtaken"
+
+
+class PlanVoid(ConflictError):
+    """A plan no longer holds: the log has grown by an entry that matters to it."""
+
+    code = "plan-void"
+
+
 # --- It is not there. -------------------------------------------------------------------------
 
 

@@ -70,7 +70,7 @@ class _LogScrub:
             shortcuts.follow(self._replay, stored)
             if n + 1 == seen_length:
                 self._root_seen = self._replay.root
-                self._same_fold = self._folded in (None, self._replay.attested())
+                self._same_fold = self._folded is None or self._folded == self._replay.attested().copy()
         state = self._replay.current()
         self._report_missing(state.length)
         bad = self._missing | self._report_unopenable(state)

@@ -54,12 +54,11 @@ def reseal(
     """
     if manifest.state.partial:
         raise RefusedError(f"{manifest.what} is here in part only", hint="pull the rest first")
-    state = target.refresh()
+    target.refresh()
     model = ensure_model(target, model_name(source, manifest.model))
     before = ref_value(target, model, branch)
-    hit_position = target.state.length - 1
-    with Session(target.opened, state.epoch, state.heartbeat_seconds) as session:
-        save = target.chunks().save(session)
+    with Session(target) as session:
+        save = session.save()
         progress.stage("send")
         digests = _bring(manifest, save, progress)
         components = {}
@@ -72,7 +71,7 @@ def reseal(
         parents += [Parent("continue", before)] if before else []
         meta = open_meta(source, manifest.model, manifest.state)
         draft = Draft(
-            model, branch, before, components, pages.reachable, tuple(parents), meta, save.written, hit_position,
+            model, branch, before, components, pages.reachable, tuple(parents), meta, save.written,
             exactness=manifest.body.exactness,
         )  # fmt: skip
         checkpoint = publish(target, session, draft)

@@ -145,8 +145,7 @@ class _Commit:
 
     def run(self) -> CommitResult:
         registry = self.registry
-        state = registry.refresh()
-        hit_position = state.length - 1
+        registry.refresh()
         model = self._existing_model()
         expected = None
         if model is not None:
@@ -156,8 +155,8 @@ class _Commit:
         self.scanned_at_ns = registry.opened.clock.wall_ns()
         tree = scan(self.path)
         self.states = [] if self.options.opaque else find_states(tree)
-        with Session(registry.opened, state.epoch, state.heartbeat_seconds) as session:
-            self.save = registry.chunks().save(session, self.options.codec)
+        with Session(registry) as session:
+            self.save = session.save(self.options.codec)
             self._ingest(tree, model)
             tensors, files = self._entries(tree)
             self.held = entries_of(self.states)
@@ -173,7 +172,7 @@ class _Commit:
             parents = (Parent("continue", expected),) if expected is not None else ()
             draft = Draft(
                 model, self.options.branch, expected, components, reachable, parents, meta,
-                self.save.written, hit_position,
+                self.save.written,
             )  # fmt: skip
             checkpoint = publish(registry, session, draft)
         self._remember(tree, model)

@@ -43,6 +43,7 @@ class ObjectKind(IntEnum):
     CACHE = 7
     FRAGMENT = 8
     SNAPSHOT = 9
+    PIN = 10
 
 
 def seal_object(class_key: bytes, store: StoreId, kind: ObjectKind, plaintext: Buffer, entropy: Entropy) -> bytes:

@@ -25,6 +25,7 @@ from cairn.registry.indexing import read_object
 from cairn.registry.journal import Journal
 from cairn.registry.names import ref_tag
 from cairn.registry.numbers import ranges
+from cairn.registry.pins import pinned
 from cairn.registry.publish import ENVELOPE
 from cairn.registry.reachability import read_reachability
 from cairn.registry.registry import Registry
@@ -117,6 +118,10 @@ class Delivery:
             RefMoved, ConflictError: the log does not take it; nothing was changed.
             IntegrityError: the source lacks something, or holds it damaged.
         """
+        with pinned(self._source, self._model, self._checkpoint):
+            return self._run(selection, repair, ref)
+
+    def _run(self, selection: Selection, repair: bool, ref: _Ref) -> bool:
         journal = Journal(self._journal_file())
         try:
             session = self._session(journal)

@@ -5,6 +5,7 @@ tensors unusable; that is raised on every rank.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ from cairn.manifests.tiling import Box
 from cairn.manifests.values import decode_value
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.names import LATEST
+from cairn.registry.pins import pinned
 from cairn.registry.registry import Registry
 from cairn.registry.selectors import resolve
 from cairn.registry.within import Pages, pages_within, stored_within
@@ -130,6 +132,13 @@ class Loader:
         found = self._resolve(model, branch, options)
         if found is None:
             return None
+        # One rank's pin protects what all read, until all are done.
+        with pinned(self._registry, *found) if self._ranks.coordinates else nullcontext(True):
+            return self._load_found(found, state, options, begun)
+
+    def _load_found(
+        self, found: tuple[ModelId, CheckpointId], state: dict[str, Any], options: LoadOptions, begun: float
+    ) -> LoadReport:
         manifest = CheckpointManifest(self._registry, *found)
         check_exact_enough(manifest.body.exactness, options.require, manifest.what)
         begun = self._lap("resolve", begun)
@@ -149,11 +158,21 @@ class Loader:
         notes = list(binding.notes)
         for finish in (*binding.finish, *binding.last):
             notes += finish()
+        self._agree_on_success()
         self._lap("finish", begun)
         return LoadReport(
             found[1], manifest.body.step, len(binding.reads), *prepared.counts(), self._seconds,
             tuple(prepared.casts), (*verdict.missing, *verdict.extra), tuple(not_asked), tuple(notes),
         )  # fmt: skip
+
+    def _agree_on_success(self) -> None:
+        """Return once all ranks have all of it; a late failure of one is raised on every rank."""
+        ranks, task = self._ranks, self._task
+        ranks.tell(task, "loaded", b"")
+        if ranks.coordinates:
+            ranks.wait(task, "loaded", range(ranks.count), self._limit)
+            ranks.tell(task, "complete", b"")
+        ranks.wait(task, "complete", [COORDINATOR], self._limit)
 
     def _lap(self, stage: str, since: float) -> float:
         now = self._clock.monotonic()

@@ -6,6 +6,7 @@
 A slice fetches the chunks that it touches and no others, in few requests; every chunk is authenticated.
 """
 
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from operator import index as whole_number
@@ -25,6 +26,7 @@ from cairn.manifests.schema import Key, TensorEntry
 from cairn.manifests.tiling import Box
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.location import find_store
+from cairn.registry.pins import Pin
 from cairn.registry.registry import Registry
 from cairn.registry.selectors import resolve
 from cairn.registry.stores import open_store
@@ -53,8 +55,14 @@ def open(  # as in gzip and zipfile: it is called `cairn.open`
     registry, owned = registry_at(store)
     try:
         registry.refresh()
-        manifest = CheckpointManifest(registry, *resolve(registry, selector))
-        return OpenCheckpoint(registry, manifest, selector, framework, owned)
+        found = resolve(registry, selector)
+        pin = Pin(registry, *found)
+        try:
+            manifest = CheckpointManifest(registry, *found)
+            return OpenCheckpoint(registry, manifest, selector, framework, owned, pin)
+        except BaseException:
+            pin.release()
+            raise
     except BaseException:
         if owned:
             registry.close()
@@ -77,11 +85,19 @@ class OpenCheckpoint(Mapping[str, "LazyTensor"]):
     """
 
     def __init__(
-        self, registry: Registry, manifest: CheckpointManifest, selector: str, framework: Framework, owned: bool
+        self,
+        registry: Registry,
+        manifest: CheckpointManifest,
+        selector: str,
+        framework: Framework,
+        owned: bool,
+        pin: Pin,
     ) -> None:
         self._registry, self._manifest, self._owned = registry, manifest, owned
         self._selector, self.framework = selector, framework
         self._closed = False
+        # One that is dropped without being closed gives up its pin as well.
+        self._unpin = weakref.finalize(self, pin.release)
         entries = [entry for entry in manifest.entries() if isinstance(entry, TensorEntry)]
         self._entries = dict(zip(_names([entry.key for entry in entries]), entries, strict=True))
 
@@ -111,6 +127,7 @@ class OpenCheckpoint(Mapping[str, "LazyTensor"]):
 
     def close(self) -> None:
         """Let go of the store, unless it was given opened. No slice can be read after it."""
+        self._unpin()
         if self._owned and not self._closed:
             self._registry.close()
         self._closed = True

@@ -35,7 +35,7 @@ class Registry:
     """One store's registry. Safe for threads; `refresh` before reading what others may have changed."""
 
     def __init__(self, opened: OpenStore) -> None:
-        """Bring the fold up to date from the cache and the log.
+        """Bring the fold up to date from the cache, or the newest snapshot, and the log.
 
         Raises:
             IntegrityError: entry 0 is not this store's, or the log was rolled back behind what this user has seen.
@@ -44,6 +44,7 @@ class Registry:
         self._lock = threading.RLock()
         self._model_keys: dict[bytes, ModelKeys] = {}
         first = self._check_init()
+        # Actors whose snapshots are believed, and numbers of bundles that were found to be worth nothing.
         self.first_owners = first_owners(opened, first)
         self.bad_bundles: frozenset[int] = frozenset()
         self._cache = Cache(opened.home.cache_folder(opened.store), leaf_hash(first))

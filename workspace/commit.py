@@ -17,6 +17,7 @@ from cairn.core.ids import CheckpointId, ContentId, ModelId
 from cairn.core.limits import MESSAGE_BYTES_MAX, PACK_BYTES_TARGET, STEP_MAX
 from cairn.core.pool import Pool, threads_within_budget
 from cairn.core.progress import Progress, Silent
+from cairn.core.shown import Shown
 from cairn.formats.detect import INDEX_SUFFIXES
 from cairn.manifests.dtypes import nbytes
 from cairn.manifests.schema import ComponentRoot, FileEntry, Parent, TensorEntry
@@ -65,7 +66,7 @@ class CommitOptions(msgspec.Struct, frozen=True):
     codec: CodecPolicy = CodecPolicy.RAW
 
 
-class CommitResult(msgspec.Struct, frozen=True):
+class CommitResult(Shown, frozen=True):
     """What a commit did. `counts` are of data chunks; bytes are plaintext unless named stored.
 
     Args:
@@ -310,7 +311,8 @@ class _Commit:
             return False
         try:
             manifest = CheckpointManifest(self.registry, model, tip)
-            if set(manifest.components) != set(components) or open_meta(self.registry, model, manifest.state) != meta:
+            found = open_meta(self.registry, model, manifest.state)
+            if set(manifest.components) != set(components) or (found.message, found.step) != (meta.message, meta.step):
                 return False
             return all(manifest.root(component) == root for component, root in components.items())
         except IntegrityError:  # a damaged tip is no reason to refuse a good copy of its content

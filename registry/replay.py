@@ -27,6 +27,7 @@ class Replay:
         self._suspects: list[Entry] = []
         self._late_voids: list[Void] = []
         self._length, self._frontier, self._leaf = attested.length, attested.frontier, attested.last_leaf
+        self._vouched = 0
 
     @property
     def length(self) -> int:
@@ -38,6 +39,11 @@ class Replay:
         """Merkle root of all entries fed so far."""
         return root_of(self._frontier)
 
+    @property
+    def vouched(self) -> int:
+        """How many entries the newest one in order speaks for, by its signed root; 0 before the first that was fed."""
+        return self._vouched
+
     def feed(self, stored: bytes, leaf: bytes | None = None) -> None:
         """Take the entry at position `length`; `leaf` is its leaf hash where `stored` is cut off at the size limit."""
         n = self._length
@@ -45,6 +51,7 @@ class Replay:
         if entry is not None and reason is None:
             if entry.root == self.root:
                 self._settle()
+                self._vouched = n
                 self._apply(self._attested, entry)
             else:
                 self._suspects.append(entry)

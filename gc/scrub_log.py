@@ -14,7 +14,7 @@ from cairn.registry.entries import open_entry
 from cairn.registry.localfiles import Head
 from cairn.registry.names import entry_name
 from cairn.registry.opened import OpenStore
-from cairn.registry.replay import UNREADABLE, Replay
+from cairn.registry.replay import UNREADABLE, VOUCHES_NOT, Replay
 from cairn.registry.state import State
 
 # A log that was lost as a whole is not spelt out entry by entry.
@@ -119,8 +119,9 @@ class _LogScrub:
 
     def _report_unopenable(self, state: State) -> set[int]:
         opened, found = self._opened, set[int]()
+        vouched = self._vouched_for(state)
         for void in state.voids:
-            if void.n in self._missing or void.reason != UNREADABLE:
+            if void.n in self._missing or void.reason != UNREADABLE or void.n < vouched:
                 continue
             try:
                 stored = opened.backend.read(entry_name(void.n), 0, LOG_ENTRY_BYTES_MAX + 1)
@@ -131,6 +132,16 @@ class _LogScrub:
             except CairnError:
                 found.add(void.n)  # reported when it was read
         return found
+
+    def _vouched_for(self, state: State) -> int:
+        """Position of the newest entry whose signed root agrees with all bytes before it; 0 if the log is damaged.
+
+        What does not open before that was written so: by a storage system that kept half an upload, or a foreign hand.
+        """
+        if state.damaged_from is not None or self._missing:
+            return 0
+        silent = {void.n for void in state.voids if void.reason in VOUCHES_NOT}
+        return next((n for n in range(state.length - 1, 0, -1) if n not in silent), 0)
 
     def _report_roots(self, state: State, bad: set[int]) -> None:
         if bad:

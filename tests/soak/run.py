@@ -2,8 +2,8 @@
 
     python -m tests.soak.run --seconds 600 [--s3]
 
-Exit code 0 says that every checkpoint whose commit had returned and that nobody deleted was there, bit for bit; that all
-the others were whole; and that a last collection left nothing behind.
+Exit code 0 says that every checkpoint whose commit had returned and that nobody deleted was there, bit for bit; that
+all the others were whole; and that a last collection left nothing behind.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.gc.collect import Collector
@@ -94,24 +95,24 @@ class Soak:
         self._check_all(registry, live)
         registry.close()
         counts = Counter(line["kind"] for line in said)
-        collected = [line for line in said if line["kind"] == "collected"]
+        runs = [line for line in said if line["kind"] == "collected"]
+        objects, gone, copied = (sum(one[what] for one in runs) for what in ("objects", "bytes", "copied"))
         return "\n".join(
             (
                 f"store {self.store}, {self.seconds:.0f} s, seed {self.seed}",
-                f"written: {counts['begins']} begun, {len(committed)} committed, {len(doomed)} deleted, {len(live)} left",
+                f"written: {counts['begins']} begun, {len(committed)} committed, {len(doomed)} deleted, "
+                f"{len(live)} left",
                 f"read: {counts['read']} whole, {counts['found gone']} found deleted meanwhile",
                 f"killed: {', '.join(f'{count} {kind}s' for kind, count in sorted(self.kills.items()))}",
-                f"collected: {len(collected)} runs to their end, {sum(one['objects'] for one in collected)} objects and "
-                f"{sum(one['bytes'] for one in collected) >> 20} MiB deleted, "
-                f"{sum(one['copied'] for one in collected) >> 20} MiB repacked, {counts['waited in vain']} waited in vain; "
-                f"{deleted} objects at the end",
+                f"collected: {len(runs)} runs to their end, {objects} objects and {gone >> 20} MiB deleted, "
+                f"{copied >> 20} MiB repacked, {counts['waited in vain']} waited in vain; {deleted} objects at the end",
                 f"repeated: {counts['retries']} operations",
                 f"lost: {len(lost)}",
                 *(f"PROBLEM: {problem}" for problem in self.problems[:20]),
             )
         )
 
-    def _journals(self) -> list[dict[str, object]]:
+    def _journals(self) -> list[dict[str, Any]]:
         lines = []
         for path in sorted(self.folder.glob("*/journal")):
             for line in path.read_text().splitlines():
@@ -138,7 +139,9 @@ class Soak:
             self.problems.append("a second collection found something more to do")
         names = [listed.name for listed in registry.opened.backend.list("")]
         left = [name for name in names if name.startswith("objects/") and name not in named_objects(registry.state)]
-        left += [name for name in names if name.startswith(("sessions/", "pins/"))]
+        # What broke off in the middle of its upload is waited for, longer than this takes.
+        whole = [one.name for one in registry.opened.backend.list("") if one.size]
+        left += [name for name in whole if name.startswith(("sessions/", "pins/"))]
         self.problems += [f"left behind: {name}" for name in left]
         report = verify(registry, full=True)
         self.problems += [f"{problem.object}: {problem.what}" for problem in report.errors]

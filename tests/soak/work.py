@@ -20,7 +20,7 @@ from cairn.core.ids import CheckpointId, ModelId
 from cairn.gc.collect import Collector, Options
 from cairn.gc.drops import drop, due_to_drop
 from cairn.registry.entries import Tombstone
-from cairn.registry.models import find_model, history, ref_value
+from cairn.registry.models import history, ref_value
 from cairn.registry.registry import Registry
 from cairn.registry.stores import open_store
 from cairn.workspace.checkout import checkout
@@ -149,12 +149,6 @@ def main(kind: str, name: str, store: str, folder: Path, seconds: float) -> None
         except BaseException as error:
             journal.say("failed", code="", why=repr(error))
             raise
-
-
-def branch_tips(registry: Registry, branch: str, model: str) -> list[CheckpointId]:
-    """Checkpoints of a branch, newest first."""
-    found = find_model(registry, model)
-    return [line.id for line in history(registry, found, ref_value(registry, found, branch))]
 
 
 if __name__ == "__main__":

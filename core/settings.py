@@ -21,10 +21,11 @@ class Settings(NamedTuple):
     data: Path
     state: Path
     cache: Path
+    new_passphrase: str | None = None
 
     @staticmethod
     def from_environment() -> "Settings":
-        """Read `CAIRN_STORE`, `CAIRN_KEY_FILE`, `CAIRN_PASSPHRASE` and the XDG folders."""
+        """Read `CAIRN_STORE`, `CAIRN_KEY_FILE`, `CAIRN_PASSPHRASE`, `CAIRN_NEW_PASSPHRASE` and the XDG folders."""
         key_file = os.environ.get("CAIRN_KEY_FILE")
         return Settings(
             store=os.environ.get("CAIRN_STORE") or None,
@@ -33,6 +34,7 @@ class Settings(NamedTuple):
             data=_folder("XDG_DATA_HOME", ".local/share"),
             state=_folder("XDG_STATE_HOME", ".local/state"),
             cache=_folder("XDG_CACHE_HOME", ".cache"),
+            new_passphrase=os.environ.get("CAIRN_NEW_PASSPHRASE") or None,
         )
 
 

@@ -7,18 +7,24 @@ Everything here can be told damaged without any key: the format and root records
 import json
 from contextlib import suppress
 
+from blake3 import blake3
+
 from cairn.core.canonical import decode
-from cairn.core.errors import IntegrityError, NotAStore, WrongKey
+from cairn.core.errors import IntegrityError, NotAStore, ObjectNotFound, WrongKey
 from cairn.core.ids import ModelId, StoreId
 from cairn.gc.report import Findings, Target
 from cairn.registry.formatfile import NAME as FORMAT_NAME
 from cairn.registry.formatfile import read_format
+from cairn.registry.memberwraps import wrap_name
 from cairn.registry.modelkeys import ModelKeys, open_model_keys
-from cairn.registry.opened import OpenStore, StoreSecrets
+from cairn.registry.newmodels import public_of
+from cairn.registry.opened import OpenStore
+from cairn.registry.secrets import StoreSecrets
 from cairn.registry.state import State
 from cairn.store.backends.contract import Backend
 from cairn.store.crypto.keyfile import open_root_key
 from cairn.store.crypto.provider import KeyProvider, RootKey, WrapContext, WrapPurpose
+from cairn.store.crypto.sealed_wrap import check_wrap
 
 _ROOT_RECORDS = "keys/root"
 _STORE_WRAPS = "keys/store"
@@ -51,7 +57,8 @@ def check_keys(opened: OpenStore, state: State, findings: Findings) -> dict[Mode
         if read_format(opened.backend) != (opened.store, opened.tenant):
             raise IntegrityError("it names another store or tenant than the one that was opened")
     _check_root_records(opened.backend, opened.store, False, findings)
-    _check_store_wraps(opened.backend, opened.store, opened.provider, findings)
+    _check_store_wraps(opened.backend, opened.store, opened.root or _NO_KEY, findings)
+    _check_member_wraps(opened, state, findings)
     usable = {}
     for identifier, held in state.models.items():
         model = ModelId(identifier)
@@ -59,6 +66,30 @@ def check_keys(opened: OpenStore, state: State, findings: Findings) -> dict[Mode
         with findings.about(held.wrap, targets):
             usable[model] = open_model_keys(opened, model, held)
     return usable
+
+
+def _check_member_wraps(opened: OpenStore, state: State, findings: Findings) -> None:
+    """Wraps that the log gives to members are there and undamaged, which can be told without opening them."""
+    backend = opened.backend
+    for actor, member in state.members.items():
+        if not member.role:
+            continue
+        name = wrap_name(public_of(actor, member), member.generation)
+        with findings.about(name):
+            if blake3(_read(backend, name)).digest() != member.hash:
+                raise IntegrityError(f"wrap {name} is not the one that the log names")
+    for identifier, model in state.models.items():
+        context = WrapContext(opened.store, WrapPurpose.GRANTED_KEYS, identifier)
+        for name in model.readers.values():
+            with findings.about(name):
+                check_wrap(_read(backend, name), context, f"wrap {name}")
+
+
+def _read(backend: Backend, name: str) -> bytes:
+    try:
+        return backend.read(name)
+    except ObjectNotFound:
+        raise IntegrityError(f"wrap {name} is missing: its member opens nothing with it") from None
 
 
 def _check_root_records(backend: Backend, store: StoreId, expected: bool, findings: Findings) -> None:

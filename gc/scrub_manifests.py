@@ -1,6 +1,6 @@
 """Scrubbing manifests: body, component roots, pages, and the reachability list that must name the same ids."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from cairn.core.errors import IntegrityError
 from cairn.core.ids import ContentId, ModelId
@@ -11,6 +11,7 @@ from cairn.gc.roots import Root
 from cairn.registry.checkpoint import CheckpointManifest, split_digests
 from cairn.registry.entries import RootRef
 from cairn.registry.indexing import read_object
+from cairn.registry.modelkeys import ModelKeys
 from cairn.registry.reachability import read_reachability
 from cairn.registry.registry import Registry
 from cairn.store.chunkstore import ChunkStore
@@ -26,10 +27,12 @@ class ManifestScrub:
         forgotten: number of those that are placed, but not in this machine's own index.
     """
 
-    def __init__(self, registry: Registry, places: Places, readable: Iterable[ModelId], findings: Findings) -> None:
+    def __init__(
+        self, registry: Registry, places: Places, readable: Mapping[ModelId, ModelKeys], findings: Findings
+    ) -> None:
         self._registry = registry
         self._places = places
-        self._readable = set(readable)
+        self._readable = readable
         self._findings = findings
         self.pages = PageReader(registry.opened.keys, places)
         self.needed: set[ContentId] = set()
@@ -42,6 +45,12 @@ class ManifestScrub:
         manifest.chunks = ChunkStore(self._registry.opened.access, self._places)
         return manifest
 
+    def _opens(self, model: ModelId, ref: RootRef) -> bool:
+        """Whether a component root can be looked into with the keys at hand."""
+        keys = self._readable.get(model)
+        pairs = keys.all() if keys is not None else []
+        return any((one.component, one.generation) == (ref.component, ref.generation) for one in pairs if one.private)
+
     def check(self, root: Root) -> None:
         """Check everything that makes up one checkpoint, its chunks' bytes excepted."""
         target = (root.model.hex(), root.checkpoint.hex())
@@ -52,7 +61,7 @@ class ManifestScrub:
         for ref in root.state.roots:
             complete = False
             with self._findings.about(ref.object.object_name("root"), [target]):
-                if manifest is None or root.state.partial or root.model not in self._readable:
+                if manifest is None or root.state.partial or not self._opens(root.model, ref):
                     read_object(self._registry.opened, ref.object, "root")
                 else:
                     complete = self._component(manifest, ref, root, named)

@@ -92,8 +92,8 @@ class CheckpointManifest:
             if ref.component == component:
                 what = f"{component.name.lower()} root of {self.what}"
                 sealed = read_object(self._opened, ref.object, "root")
-                keys = self._registry.model_keys(self.model)
-                return decode(keys.pair(component).open_root(sealed, what), ComponentRoot, what)
+                key = self._registry.model_keys(self.model).pair_of(component, ref.generation, what)
+                return decode(key.open_root(sealed, what), ComponentRoot, what)
         raise NotFoundError(f"{self.what} has no {component.name.lower()} component")
 
     def page_digests(self, component: ComponentClass) -> list[Digest]:

@@ -251,7 +251,6 @@ class Delivery:
             envelope = uploads.put(read_object(source, state.envelope, ENVELOPE), ENVELOPE)
         reach = self._reachability(uploads, reachable)
         tag = ref_tag(secrets.k_log, self._model, name)
-        sealed_name = self._target.model_keys(self._model).seal_name(name)
         expected, races = before, 0
 
         def build(state_now: State) -> Commit:
@@ -267,6 +266,7 @@ class Delivery:
                         hint="repeat the command",
                     )
                 expected = actual
+            sealed_name = self._target.model_keys(self._model).seal_name(name)
             return Commit(
                 model=self._model,
                 checkpoint=self._checkpoint,
@@ -284,6 +284,7 @@ class Delivery:
                 envelope=envelope,
                 partial=self.partial,
                 parent=self._nearest(state_now) if expected is None else None,
+                carried=True,
             )
 
         self._target.append(build)

@@ -11,6 +11,7 @@ from cairn.core.canonical import decode, encode
 from cairn.core.clock import Entropy
 from cairn.core.errors import IntegrityError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, ActorId, SessionId, StoreId, object_name
+from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.numbers import Ranges
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
 from cairn.store.crypto.signing import Identity, verify_signature
@@ -58,22 +59,19 @@ class Founding(msgspec.Struct, frozen=True):
     random: bytes
 
 
-class ComponentPublic(msgspec.Struct, frozen=True):
-    """Public half of a component key."""
+class ModelCreate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A new logical model. `name_tag` keeps names unique; the name itself is sealed to the model's meta key.
 
-    component: int
-    generation: int
-    public: bytes
-
-
-class ModelCreate(msgspec.Struct, frozen=True):
-    """A new logical model. `name_tag` keeps names unique; the name itself is sealed to the model's meta key."""
+    Args:
+        wraps: for exactly those members who may read all models.
+    """
 
     model: bytes
     name_tag: bytes
     sealed_name: bytes
     keys: tuple[ComponentPublic, ...]
     wrap: str
+    wraps: tuple[Given, ...] = ()
 
 
 class RefChange(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -122,6 +120,7 @@ class Commit(Upload, frozen=True, kw_only=True):
         envelope: times and places of the save, outside the checkpoint's identity.
         partial: only some of its content is here, as the reachability list says; a `supply` brings more.
         parent: for a ref that is new here, the checkpoint that the history goes on from; else `ref.expected` is that.
+        carried: it was sealed in another store, perhaps to keys that are retired here.
     """
 
     model: bytes
@@ -135,6 +134,7 @@ class Commit(Upload, frozen=True, kw_only=True):
     envelope: ObjectRef | None = None
     partial: bool = False
     parent: bytes | None = None
+    carried: bool = False
 
 
 class Supply(Upload, frozen=True, kw_only=True):
@@ -283,7 +283,8 @@ class Abort(msgspec.Struct, frozen=True):
 
 Payload = (
     Init | ModelCreate | RunOpen | Commit | Supply | RefMove | RefDelete | Condemn | Floor | Swept | Uncondemn
-    | MergeIndex | Tombstone | Restore | Drop | Verified | Quarantine | Abort
+    | MergeIndex | Tombstone | Restore | Drop | Verified | Quarantine | Abort | MemberSet | GrantSet | KeyRotate
+    | RootRotate
 )  # fmt: skip
 PAYLOADS: dict[str, type[Payload]] = {
     "init": Init,
@@ -304,6 +305,10 @@ PAYLOADS: dict[str, type[Payload]] = {
     "verify": Verified,
     "quarantine": Quarantine,
     "abort": Abort,
+    "member": MemberSet,
+    "grant": GrantSet,
+    "key.rotate": KeyRotate,
+    "root.rotate": RootRotate,
 }
 TYPES = {kind: name for name, kind in PAYLOADS.items()}
 

@@ -8,7 +8,6 @@ from cairn.registry.indexing import read_object
 from cairn.registry.publish import ENVELOPE
 from cairn.registry.registry import Registry
 from cairn.registry.state import Checkpoint
-from cairn.store.crypto.components import ComponentClass
 from cairn.store.written import WriteCounts
 
 
@@ -64,4 +63,4 @@ def read_envelope(registry: Registry, model: ModelId, checkpoint: Checkpoint) ->
         return None
     what = f"envelope of commit entry {checkpoint.n}"
     sealed = read_object(registry.opened, checkpoint.envelope, ENVELOPE)
-    return decode(registry.model_keys(model).pair(ComponentClass.META).open(sealed, ENVELOPE, what), Envelope, what)
+    return decode(registry.model_keys(model).open_meta(sealed, ENVELOPE, what), Envelope, what)

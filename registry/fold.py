@@ -2,7 +2,8 @@
 
 Commit rule, checked against the state that the entry extends:
 
-1. its actor is an owner, its model exists, its checkpoint id is new (or of one that was dropped);
+1. its actor may write to its model (`fold_rights.py`), which exists; its checkpoint id is new (or of one that was
+   dropped), and its roots are sealed to the keys in force;
 2. what it uploaded and relies on is good (`fold_uploads.py`);
 3. the branch that it moves has the expected value;
 4. if it names a run epoch, that is the branch's newest, so that a job which was replaced overwrites nothing.
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from cairn.registry import fold_collection as collection
+from cairn.registry import fold_rights as rights
 from cairn.registry.entries import (
     Abort,
     Commit,
@@ -36,11 +38,12 @@ from cairn.registry.entries import (
     Uncondemn,
     Verified,
 )
+from cairn.registry.entries_rights import GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.fold_uploads import add_packs, take_upload, upload_refused
 from cairn.registry.state import Checkpoint, Model, Ref, State, object_key, objects_of
 
 # Changes with the rules and with `State`: a state that others folded is folded anew.
-STATE_VERSION = 4
+STATE_VERSION = 5
 BRANCH, TAG = "branch", "tag"
 _REASON = str | None
 _NO_KIND = "it is neither a branch nor a tag"
@@ -61,9 +64,7 @@ def apply_payload(state: State, entry: Entry, payload: Payload) -> str | None:
     """Apply one entry; returns None, or the reason why it is void (the state is then unchanged)."""
     if entry.n == 0 or isinstance(payload, Init):
         return _init(state, entry, payload)
-    if entry.actor not in state.owners:
-        return "its actor has no right to write"
-    return _RULES[type(payload)](state, entry, payload)
+    return rights.right_refused(state, entry, payload) or _RULES[type(payload)](state, entry, payload)
 
 
 def _init(state: State, entry: Entry, payload: Payload) -> _REASON:
@@ -71,7 +72,7 @@ def _init(state: State, entry: Entry, payload: Payload) -> _REASON:
         return "entry 0, and no other, is an init entry"
     if payload.owner != entry.actor:
         return "the first owner signs the init entry"
-    state.owners = [payload.owner, payload.recovery]
+    state.owners, state.recovery = [payload.owner, payload.recovery], payload.recovery
     state.heartbeat_seconds, state.silence_seconds = payload.heartbeat_seconds, payload.silence_seconds
     return None
 
@@ -81,8 +82,11 @@ def _model_create(state: State, entry: Entry, payload: ModelCreate) -> _REASON:
         return "a model with this id exists"
     if state.model_by_tag(payload.name_tag):
         return "a model with this name exists"
+    reason = rights.model_wraps_refused(state, payload)
+    if reason is not None:
+        return reason
     state.models[payload.model] = Model(
-        payload.name_tag, payload.sealed_name, payload.keys, payload.wrap, entry.n, {}, {}
+        payload.name_tag, payload.sealed_name, payload.keys, payload.wrap, entry.n, readers=dict(payload.wraps)
     )
     return None
 
@@ -98,7 +102,7 @@ def _commit(state: State, entry: Entry, payload: Commit) -> _REASON:
         if gone is not None and gone.checkpoint is not None:
             return "its checkpoint was deleted, and can be restored"
     held = _checkpoint_of(entry, payload)
-    reason = upload_refused(state, entry, payload, objects_of(held))
+    reason = rights.keys_refused(model, payload) or upload_refused(state, entry, payload, objects_of(held))
     if payload.ref.kind not in (BRANCH, TAG):
         reason = reason or _NO_KIND
     reason = reason or _ref_expected(model, payload.ref.tag, payload.ref.kind, payload.ref.expected)
@@ -212,6 +216,10 @@ _RULES: dict[type[Payload], Callable[[State, Entry, Any], _REASON]] = {
     Verified: collection.verified,
     Quarantine: collection.quarantine,
     Abort: _abort,
+    MemberSet: rights.member_set,
+    GrantSet: rights.grant_set,
+    KeyRotate: rights.key_rotate,
+    RootRotate: rights.root_rotate,
 }
 
 

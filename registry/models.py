@@ -6,14 +6,14 @@ from itertools import islice
 import msgspec
 
 from cairn.core.canonical import decode, encode
-from cairn.core.errors import NotFoundError, RefMoved
+from cairn.core.errors import NotAllowed, NotFoundError, RefMoved
 from cairn.core.ids import CheckpointId, ModelId, short
-from cairn.registry.entries import ModelCreate, RefDelete, RefMove
-from cairn.registry.modelkeys import create_model_keys
+from cairn.registry.entries import RefDelete, RefMove
+from cairn.registry.modelkeys import ModelKeys, new_model_keys
 from cairn.registry.names import LATEST, MAIN, check_model_name, check_ref_name, model_tag, ref_tag
+from cairn.registry.newmodels import add_model
 from cairn.registry.registry import Registry
 from cairn.registry.state import Checkpoint, Model, State
-from cairn.store.crypto.components import ComponentClass
 
 _META = "commit-meta"
 
@@ -30,10 +30,6 @@ class CommitMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     step: int | None
     saved_at: int = 0
     parent: bytes | None = None
-
-
-class _NameTaken(Exception):
-    """Another writer created the model first."""
 
 
 class NamedRef(msgspec.Struct, frozen=True):
@@ -75,21 +71,27 @@ def ensure_model(registry: Registry, name: str) -> ModelId:
     tag = model_tag(registry.opened.secrets.k_log, check_model_name(name))
     found = registry.state.model_by_tag(tag)
     if found is None:
-        registry.check_writable()
-        payload = create_model_keys(registry.opened, name)
-
-        def build(state: State) -> ModelCreate:
-            if state.model_by_tag(tag):
-                raise _NameTaken
-            return payload
-
-        try:
-            registry.append(build)
-        except _NameTaken:
-            registry.opened.backend.delete(payload.wrap)
+        check_may_make_model(registry, name)
+        add_model(registry, name, new_model_keys(registry.opened), lambda state: state.model_by_tag(tag) is not None)
         found = registry.state.model_by_tag(tag)
     assert found is not None
     return ModelId(found[0])
+
+
+def check_may_make_model(registry: Registry, name: str) -> None:
+    """Raise unless this user may make a model; to be called before anything is uploaded.
+
+    Raises:
+        NotAllowed: only owners may.
+        NewerFormat, IntegrityError: the store cannot be written to.
+    """
+    registry.check_writable()
+    if registry.signer().actor not in registry.state.owners:
+        who = short(registry.opened.identity.actor)
+        raise NotAllowed(
+            f"there is no model {name!r}, and only an owner makes one; nothing was changed",
+            hint=f"ask an owner to run: cairn grant {name} {who} --write --create",
+        )
 
 
 def model_name(registry: Registry, model: ModelId) -> str:
@@ -125,10 +127,10 @@ def move_ref(
         RefMoved: the ref does not have the expected value.
     """
     tag = ref_tag(registry.opened.secrets.k_log, model, check_ref_name(name))
-    sealed = registry.model_keys(model).seal_name(name)
 
     def build(state: State) -> RefMove:
         check_expected(state.models[model], tag, name, expected)
+        sealed = registry.model_keys(model).seal_name(name)
         return RefMove(model, tag, kind, sealed, expected, target)
 
     registry.append(build)
@@ -166,15 +168,15 @@ def check_expected(model: Model, tag: bytes, name: str, expected: CheckpointId |
         )
 
 
-def seal_meta(registry: Registry, model: ModelId, meta: CommitMeta) -> bytes:
+def seal_meta(keys: ModelKeys, meta: CommitMeta) -> bytes:
     """Seal the listing facts of a commit."""
-    return registry.model_keys(model).pair(ComponentClass.META).seal(encode(meta), _META)
+    return keys.seal_meta(encode(meta), _META)
 
 
 def open_meta(registry: Registry, model: ModelId, checkpoint: Checkpoint) -> CommitMeta:
     """Open the listing facts of a commit."""
     what = f"facts of commit entry {checkpoint.n}"
-    plain = registry.model_keys(model).pair(ComponentClass.META).open(checkpoint.meta, _META, what)
+    plain = registry.model_keys(model).open_meta(checkpoint.meta, _META, what)
     return decode(plain, CommitMeta, what)
 
 

@@ -2,7 +2,10 @@
 
 Order: packs (the caller's) -> index piece -> component roots, body, reachability list -> log entry `commit`.
 The entry is the line that publishes: before it nothing has changed for anybody, after it the checkpoint is complete.
+If the model's keys are rotated before the entry is written, what was sealed to the old ones is sealed anew.
 """
+
+from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
@@ -14,6 +17,7 @@ from cairn.manifests.schema import Body, ComponentHash, ComponentRoot, Parent
 from cairn.manifests.tiling import RULE
 from cairn.registry.checkpoint import checkpoint_id
 from cairn.registry.entries import Commit, ObjectRef, RefChange, RootRef
+from cairn.registry.modelkeys import ModelKeys
 from cairn.registry.models import CommitMeta, check_expected, seal_meta
 from cairn.registry.names import ref_tag
 from cairn.registry.numbers import ranges
@@ -70,8 +74,6 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
         ConflictError: the commit rule refuses; nothing was changed.
     """
     opened, secrets = registry.opened, registry.opened.secrets
-    keys = registry.model_keys(draft.model)
-
     epoch, hit_position = session.settle()
     if draft.good is not None:
         epoch, hit_position = min(epoch, draft.good[0]), min(hit_position, draft.good[1])
@@ -84,45 +86,70 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
     packs = pack_table(plain)
     if packs:
         pieces = (uploads.seal(secrets.k_index, ObjectKind.INDEX_PIECE, plain, "index"),)
-    roots, hashes = [], []
-    for component, root in sorted(draft.components.items()):
-        pair = keys.pair(component)
-        ref = uploads.put(pair.seal_root(encode(root), opened.entropy), "root")
-        roots.append(RootRef(int(component), pair.generation, ref))
-        hashes.append(ComponentHash(int(component), pair.generation, ref.hash))
-    body = encode(Body(FORMAT, draft.model, RULE, tuple(hashes), draft.parents, draft.meta.step, draft.exactness))
-    identifier = checkpoint_id(secrets.k_ckpt, body)
-    body_ref = uploads.seal(secrets.k_ckpt, ObjectKind.BODY, body, "body")
     reach = uploads.seal(secrets.k_index, ObjectKind.REACHABILITY, sorted_ids(draft.reachable), "reach")
-    envelope = None
-    if draft.envelope is not None:
-        envelope = uploads.put(keys.pair(ComponentClass.META).seal(draft.envelope, ENVELOPE), ENVELOPE)
     tag = ref_tag(secrets.k_log, draft.model, draft.branch)
-    change = RefChange(tag, keys.seal_name(draft.branch), draft.expected)
-    now = draft.meta.saved_at or opened.clock.wall_ns()
-    meta = seal_meta(registry, draft.model, replace(draft.meta, saved_at=now, parent=draft.expected))
+    draft = replace(draft, meta=replace(draft.meta, saved_at=draft.meta.saved_at or opened.clock.wall_ns()))
+    sealed = _Sealed.by(registry.model_keys(draft.model), draft, uploads)
 
     def build(state: State) -> Commit:
+        nonlocal sealed
         check_expected(state.models[draft.model], tag, draft.branch, draft.expected)
+        keys = registry.model_keys(draft.model)
+        if keys.generations() != sealed.generations:
+            # The model's keys were rotated since. What is sealed to them is small, so it is sealed anew.
+            sealed = _Sealed.by(keys, draft, uploads)
         return Commit(
             model=draft.model,
-            checkpoint=identifier,
+            checkpoint=sealed.checkpoint,
             sessions=(session.id, *draft.sessions),
             epoch=epoch,
             hit_position=hit_position,
             relied=ranges(written.relied),
             packs=packs,
             pieces=pieces,
-            body=body_ref,
-            roots=tuple(roots),
+            body=sealed.body,
+            roots=sealed.roots,
             reachability=reach,
-            ref=change,
-            meta=meta,
+            ref=RefChange(tag, sealed.branch, draft.expected),
+            meta=sealed.meta,
             run_epoch=draft.run_epoch,
-            envelope=envelope,
+            envelope=sealed.envelope,
         )
 
     registry.append(build)
-    if identifier not in registry.state.models[draft.model].checkpoints:
-        raise IntegrityError(f"the log does not show checkpoint {identifier.hex()} after its commit")
-    return identifier
+    if sealed.checkpoint not in registry.state.models[draft.model].checkpoints:
+        raise IntegrityError(f"the log does not show checkpoint {sealed.checkpoint.hex()} after its commit")
+    return sealed.checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """What of a checkpoint is sealed to its model's keys, or follows from that."""
+
+    generations: dict[ComponentClass, int]
+    checkpoint: CheckpointId
+    body: ObjectRef
+    roots: tuple[RootRef, ...]
+    envelope: ObjectRef | None
+    branch: bytes
+    meta: bytes
+
+    @staticmethod
+    def by(keys: ModelKeys, draft: Draft, uploads: Uploads) -> "_Sealed":
+        """Seal and upload."""
+        opened, secrets = uploads.opened, uploads.opened.secrets
+        roots, hashes = [], []
+        for component, root in sorted(draft.components.items()):
+            pair = keys.pair(component)
+            ref = uploads.put(pair.seal_root(encode(root), opened.entropy), "root")
+            roots.append(RootRef(int(component), pair.generation, ref))
+            hashes.append(ComponentHash(int(component), pair.generation, ref.hash))
+        body = encode(Body(FORMAT, draft.model, RULE, tuple(hashes), draft.parents, draft.meta.step, draft.exactness))
+        envelope = None
+        if draft.envelope is not None:
+            envelope = uploads.put(keys.seal_meta(draft.envelope, ENVELOPE), ENVELOPE)
+        return _Sealed(
+            keys.generations(), checkpoint_id(secrets.k_ckpt, body),
+            uploads.seal(secrets.k_ckpt, ObjectKind.BODY, body, "body"), tuple(roots), envelope,
+            keys.seal_name(draft.branch), seal_meta(keys, replace(draft.meta, parent=draft.expected)),
+        )  # fmt: skip

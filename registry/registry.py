@@ -8,23 +8,24 @@ import threading
 from collections.abc import Callable
 
 from cairn.core.canonical import encode
-from cairn.core.errors import ConflictError, IntegrityError, NewerFormat, NotAllowed, ObjectNotFound
+from cairn.core.errors import ConflictError, GoneError, IntegrityError, NewerFormat, ObjectNotFound, WrongKey
 from cairn.core.heap import collection_paused
-from cairn.core.ids import ModelId, short
+from cairn.core.ids import ModelId
 from cairn.core.limits import LOG_ENTRY_BYTES_MAX
 from cairn.registry.bundles import feed_bundled
 from cairn.registry.entries import FORMAT, TYPES, Entry, Payload, open_entry, seal_entry
 from cairn.registry.fold import apply_payload, decode_state, encode_state
-from cairn.registry.indexing import StateIndex, found_in, salvage_packs
+from cairn.registry.indexing import Found, StateIndex, found_in, salvage_packs
 from cairn.registry.localfiles import Head
 from cairn.registry.log import append, check_no_hole, read_entry, read_from
 from cairn.registry.merkle import leaf_hash
-from cairn.registry.modelkeys import ModelKeys, open_model_keys
+from cairn.registry.modelkeys import ModelKeys, matched_keys, open_model_keys
 from cairn.registry.names import entry_name
 from cairn.registry.opened import OpenStore, first_owners
+from cairn.registry.permission import check_may_write, check_membership, check_right, signer_of
 from cairn.registry.replay import UNREADABLE, Replay
 from cairn.registry.snapshots import newest_snapshot
-from cairn.registry.state import State
+from cairn.registry.state import Model, State
 from cairn.store.cache import Cache
 from cairn.store.chunkstore import ChunkStore
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
@@ -42,12 +43,14 @@ class Registry:
         """
         self.opened = opened
         self._lock = threading.RLock()
-        self._model_keys: dict[bytes, ModelKeys] = {}
+        self._model_keys: dict[bytes, tuple[tuple[object, ...], ModelKeys]] = {}
         first = self._check_init()
         # Actors whose snapshots are believed, and numbers of bundles that were found to be worth nothing.
         self.first_owners = first_owners(opened, first)
         self.bad_bundles: frozenset[int] = frozenset()
-        self._cache = Cache(opened.home.cache_folder(opened.store), leaf_hash(first))
+        # The cache of one who sees no index has none, and must not pass for that of one who does.
+        bound = leaf_hash(first if opened.secrets.sees_index else first + b"log")
+        self._cache = Cache(opened.home.cache_folder(opened.store), bound)
         self._damaged_from: int | None = None
         # Lengths of the log: as of the cache, and as of the index and the state.
         self._cached, self._indexed = 0, -1
@@ -57,6 +60,7 @@ class Registry:
             self._cache.clear()
             self._replay, self._state = self._load(shortcuts=False)
         self._check_remembered()
+        check_membership(opened, self._state)
 
     @property
     def state(self) -> State:
@@ -130,15 +134,17 @@ class Registry:
         """The identity that signs this user's entries.
 
         Raises:
-            NotAllowed: neither the user's own nor the recovery identity is an owner's.
+            NotAllowed: no entry of this user can count.
         """
-        identity = self.opened.identity_among(self._state.owners)
-        if identity is None:
-            raise NotAllowed(
-                f"identity {short(self.opened.identity.actor)} has no right to write here; nothing was changed",
-                hint="use the identity of an owner: identity.key in the state folder of whoever created the store",
-            )
-        return identity
+        return signer_of(self.opened, self._state)
+
+    def check_may_write(self, model: ModelId) -> None:
+        """Raise unless this user's commits to a model can count; to be called before anything is uploaded.
+
+        Raises:
+            NotAllowed: they cannot; says which grant is missing.
+        """
+        check_may_write(self.opened, self._state, model)
 
     def append(self, build: Callable[[State], Payload]) -> int:
         """Append the entry that `build` makes of the newest state; returns its position.
@@ -163,6 +169,7 @@ class Registry:
                     FORMAT, opened.tenant, opened.store, n, self._replay.root, TYPES[type(payload)],
                     identity.actor, write_id, opened.clock.wall_ns(), encode(payload),
                 )  # fmt: skip
+                check_right(self._state, entry, payload)
                 reason = apply_payload(self._state.copy(), entry, payload)
                 if reason is not None:
                     raise ConflictError(f"the {entry.type} entry would be void: {reason}")
@@ -174,12 +181,32 @@ class Registry:
             return n
 
     def model_keys(self, model: ModelId) -> ModelKeys:
-        """Keys of a model, unwrapped once."""
+        """Keys of a model, as far as this user was given them; unwrapped once."""
         with self._lock:
-            keys = self._model_keys.get(model)
-            if keys is None:
-                keys = self._model_keys[model] = open_model_keys(self.opened, model, self._state.models[model])
-            return keys
+            try:
+                return self._keys_as_of_now(model)
+            except GoneError:
+                # A rotation may have replaced the wrap since the last look.
+                self.refresh()
+                return self._keys_as_of_now(model)
+
+    def _keys_as_of_now(self, model: ModelId) -> ModelKeys:
+        held = self._state.models[model]
+        # Under another root key they are the same keys.
+        sign: tuple[object, ...] = held.keys, held.readers.get(self.opened.identity.actor)
+        known = self._model_keys.get(model)
+        if known is None or known[0] != sign:
+            known = self._model_keys[model] = sign, self._open_keys(model, held, known)
+        return known[1]
+
+    def _open_keys(self, model: ModelId, held: Model, known: tuple[object, ModelKeys] | None) -> ModelKeys:
+        try:
+            return open_model_keys(self.opened, model, held)
+        except WrongKey:
+            # A root key that was changed while we work: to seal, the public halves of the log are enough.
+            if known is None:
+                raise
+            return matched_keys(self.opened, model, held, known[1].all())
 
     def close(self) -> None:
         """Release the cache."""
@@ -249,7 +276,7 @@ class Registry:
         """Add the pieces of new commits to the cache, and the fold with them."""
         opened, attested = self.opened, self._replay.attested()
         known, certain = self._packs_known, attested.pack_count
-        added = found_in(opened, attested, attested.pieces, known)
+        added = found_in(opened, attested, attested.pieces, known) if opened.secrets.sees_index else Found()
         fold = seal_object(opened.secrets.k_log, opened.store, ObjectKind.CACHE, encode_state(attested), opened.entropy)
         if added.complete:
             self._cache.advance(before - 1, attested.length - 1, fold, added.entries, added.pieces)
@@ -257,7 +284,7 @@ class Registry:
             # What is out of reach now may be back tomorrow; a cache that moved past it would never look again.
             self._cache.hold(added.entries, added.pieces)
         self._packs_known = certain
-        if state.damaged_from is not None:
+        if state.damaged_from is not None and opened.secrets.sees_index:
             # Numbers of packs are guesses while entries are lost, so these never reach the cache.
             guessed = found_in(opened, state, state.pieces, certain)
             self._cache.hold(guessed.entries, guessed.pieces)

@@ -11,6 +11,7 @@ from cairn.core.ids import StoreId
 from cairn.core.limits import LOG_ENTRY_BYTES_MAX
 from cairn.registry.entries import Entry, open_entry, payload_of
 from cairn.registry.fold import apply_intact, apply_payload
+from cairn.registry.fold_rights import NO_RIGHT, may_write
 from cairn.registry.merkle import append_leaf, leaf_hash, root_of
 from cairn.registry.state import State, Void
 
@@ -18,9 +19,9 @@ from cairn.registry.state import State, Void
 UNREADABLE = "it does not open, or its signature is bad"
 # Reason of one that opens, and speaks for other bytes before it than those that later entries speak for.
 WRONG_ROOT = "its signed root is wrong"
-_TOO_LONG, _NO_RIGHT = "it is over the size limit", "its actor has no right to write"
+_TOO_LONG = "it is over the size limit"
 # Reasons of void entries that do not speak for the bytes before them.
-VOUCHES_NOT = frozenset((UNREADABLE, WRONG_ROOT, _TOO_LONG, _NO_RIGHT))
+VOUCHES_NOT = frozenset((UNREADABLE, WRONG_ROOT, _TOO_LONG, NO_RIGHT))
 
 
 class Replay:
@@ -98,8 +99,8 @@ class Replay:
             entry = open_entry(stored, n, tenant, store, k_log)
         except IntegrityError:
             return None, UNREADABLE
-        if n and entry.actor not in self._attested.owners:
-            return entry, _NO_RIGHT
+        if n and not may_write(self._attested, entry.actor):
+            return entry, NO_RIGHT
         return entry, None
 
     def _settle(self) -> None:

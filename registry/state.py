@@ -6,8 +6,10 @@ from itertools import pairwise
 import msgspec
 
 from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, SessionId, object_name
-from cairn.registry.entries import ComponentPublic, ObjectRef, RootRef
+from cairn.registry.entries import ObjectRef, RootRef
+from cairn.registry.entries_rights import ComponentPublic
 from cairn.registry.numbers import within
+from cairn.registry.rights import Member
 from cairn.store.index import PackRef
 
 _PACK = struct.Struct("<16s12sQ")
@@ -75,8 +77,11 @@ class Model(msgspec.Struct):
     """A logical model.
 
     Args:
+        keys: of all generations, in the order in which they came.
         runs: the newest run epoch of each branch, by its tag.
         gone: checkpoints that were deleted.
+        readers: the wrap of each member who may read something of it.
+        exposed: component classes whose newest key somebody has who may read them no longer: rotation is due.
     """
 
     name_tag: bytes
@@ -88,6 +93,12 @@ class Model(msgspec.Struct):
     checkpoints: dict[bytes, Checkpoint] = {}
     runs: dict[bytes, int] = {}
     gone: dict[bytes, Gone] = {}
+    readers: dict[bytes, str] = {}
+    exposed: list[int] = []
+
+    def newest_keys(self) -> dict[int, ComponentPublic]:
+        """The key in force of each component class."""
+        return {key.component: key for key in sorted(self.keys, key=lambda key: key.generation)}
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -111,6 +122,7 @@ class State(msgspec.Struct):
     Args:
         frontier: Merkle frontier over all of them.
         last_leaf: leaf hash of the last of them; tells a log that was rolled back or replaced.
+        recovery: the owner whose private half lies beside the store's keys.
         epoch: of collection.
         epochs: the entry that set each epoch from the floor on; epoch 0 began with the log.
         floor: commits of sessions below this epoch are void.
@@ -119,6 +131,9 @@ class State(msgspec.Struct):
         condemned_objects: the same of other objects, by their keys.
         swept: numbers of packs that are deleted, as closed ranges, ascending.
         live_n: the newest entry that made something live, or changed where it lies.
+        members: all to whom an owner ever gave a right; former ones too.
+        root_generation: of the root key in force.
+        root_exposed: somebody has it who is an owner no longer: its rotation is due.
         newer_from: first entry of a type that this version does not know.
         damaged_from: where the log is damaged: the entry that does not open, if one stands out, else the first
             whose signed root contradicts the bytes before it.
@@ -128,6 +143,7 @@ class State(msgspec.Struct):
     frontier: tuple[bytes, ...] = ()
     last_leaf: bytes = b""
     owners: list[bytes] = []
+    recovery: bytes = b""
     heartbeat_seconds: float = 0.0
     silence_seconds: float = 0.0
     epoch: int = 0
@@ -141,6 +157,9 @@ class State(msgspec.Struct):
     live_n: int = 0
     pieces: list[Piece] = []
     voids: list[Void] = []
+    members: dict[bytes, Member] = {}
+    root_generation: int = 0
+    root_exposed: bool = False
     newer_from: int | None = None
     damaged_from: int | None = None
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from cairn.core.clock import SystemEntropy
 from cairn.core.errors import NotAStore
 from cairn.core.settings import Settings
 from cairn.registry.localfiles import KeyHome
@@ -11,6 +12,7 @@ from cairn.registry.opened import KeySource, OpenStore
 from cairn.registry.opened import create_store as _create
 from cairn.registry.opened import open_store as _open
 from cairn.registry.registry import Registry
+from cairn.store.crypto.signing import PublicIdentity
 
 
 def create_store(
@@ -81,6 +83,11 @@ def create_twin(location: str, twin: OpenStore, *, passphrase: str | None = None
     make_place(location)
     backend, _ = backend_for_new(location)
     return _create(backend, _home(settings), KeySource(None, passphrase), twin=twin)
+
+
+def own_identity() -> PublicIdentity:
+    """The public identity of this user, which is made on first use."""
+    return _home(Settings.from_environment()).identity(SystemEntropy()).public
 
 
 def _home(settings: Settings) -> KeyHome:

@@ -18,16 +18,16 @@ from cairn.core.progress import Progress, Silent
 from cairn.core.shown import Shown
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.delivery import Delivery, Selection
-from cairn.registry.entries import ModelCreate
 from cairn.registry.fold import BRANCH
 from cairn.registry.forward import check_keeps_history, check_moves_forward, is_ancestor
-from cairn.registry.modelkeys import import_model_keys
+from cairn.registry.modelkeys import check_complete
 from cairn.registry.models import delete_ref, model_name, move_ref, ref_kind, ref_value, walk_history
 from cairn.registry.names import LATEST, MAIN, check_ref_name, model_tag
+from cairn.registry.newmodels import add_model
 from cairn.registry.registry import Registry
 from cairn.registry.reseal import reseal
+from cairn.registry.rotation import adopt_keys
 from cairn.registry.selectors import parse_selector, resolve
-from cairn.registry.state import State
 from cairn.store.written import WriteCounts
 
 # A commit that the rule refuses (a collector was at work) is tried again with what is missing by then.
@@ -84,10 +84,6 @@ class Sent(Shown, frozen=True):
     ahead: bool = False
     older_brought: int = 0
     older_left: int = 0
-
-
-class _Known(Exception):
-    """Another writer brought the model first."""
 
 
 def send(
@@ -262,12 +258,13 @@ def check_same_tenant(source: Registry, target: Registry) -> None:
 
 
 def bring_model(source: Registry, target: Registry, model: ModelId) -> None:
-    """Make a model known in the target, with the keys that it has.
+    """Make a model, and the newest of its keys, known in the target.
 
     Raises:
         ConflictError: the target has another model of this name.
     """
     if model in target.state.models:
+        adopt_keys(target, source.model_keys(model))
         return
     name = model_name(source, model)
     if target.state.model_by_tag(model_tag(target.opened.secrets.k_log, name)):
@@ -275,19 +272,9 @@ def bring_model(source: Registry, target: Registry, model: ModelId) -> None:
             f"{target.opened.backend.url} has another model of the name {name!r}, which was made there",
             hint="a model keeps its identity when it travels: commit one of the two under another name",
         )
-    payload = import_model_keys(target.opened, name, source.model_keys(model))
-
-    def build(state: State) -> ModelCreate:
-        if model in state.models:
-            raise _Known
-        return payload
-
-    try:
-        target.append(build)
-    except (_Known, ConflictError) as error:
-        target.opened.backend.delete(payload.wrap)
-        if isinstance(error, ConflictError):
-            raise
+    keys = source.model_keys(model)
+    check_complete(keys)
+    add_model(target, name, keys, lambda state: model in state.models)
 
 
 def _ref_to_move(source: Registry, model: ModelId, selector: str, to: str) -> tuple[str, str]:

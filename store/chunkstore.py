@@ -20,7 +20,7 @@ from cairn.store import codec, pack
 from cairn.store.backends.contract import Backend
 from cairn.store.codec import CodecPolicy
 from cairn.store.crypto.chunks import OVERHEAD_BYTES, open_into, parse_header, seal_into
-from cairn.store.crypto.tenant import ContentType, TenantKeys
+from cairn.store.crypto.tenant import ContentType, TenantKeys, held
 from cairn.store.fills import fill_digest, fill_of
 from cairn.store.index import Location, PackRef, PieceEntry
 from cairn.store.pack import PackedChunk
@@ -48,13 +48,26 @@ class Index(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoreAccess:
-    """What reading and writing content needs."""
+    """What reading and writing content needs.
+
+    Args:
+        content: None for who may move sealed content, and neither open nor make any.
+    """
 
     backend: Backend
     store: StoreId
-    keys: TenantKeys
+    content: TenantKeys | None
     k_index: bytes = field(repr=False)
     entropy: Entropy
+
+    @property
+    def keys(self) -> TenantKeys:
+        """The tenant's content keys.
+
+        Raises:
+            NotAllowed: they were not given to this user.
+        """
+        return held(self.content, "the content keys of the tenant", "reader")
 
 
 class ChunkStore:

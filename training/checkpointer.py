@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cairn.core.errors import CairnError, RefusedError, SaveFailed, Superseded, UsageError
+from cairn.core.errors import CairnError, NotAllowed, RefusedError, SaveFailed, Superseded, UsageError
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import ATTEMPT_SECONDS, CLOSE_SECONDS, RANK_SILENCE_SECONDS, STEP_MAX
 from cairn.manifests.exactness import check_level
@@ -223,7 +223,10 @@ class Checkpointer:
         tip = ref_value(self._registry, model, self._branch_name)
         if tip is None:
             return None
-        return tip, open_meta(self._registry, model, self._registry.state.models[model].checkpoints[tip]).step
+        step = None
+        with contextlib.suppress(NotAllowed):  # who may write only cannot tell
+            step = open_meta(self._registry, model, self._registry.state.models[model].checkpoints[tip]).step
+        return tip, step
 
     def _claim(self, model: ModelId) -> None:
         epoch = open_run(self._registry, model, self._branch_name)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.errors import BadName, IntegrityError, NotFoundError, UsageError
+from cairn.core.errors import BadName, IntegrityError, NotAllowed, NotFoundError, UsageError
 from cairn.core.ids import CheckpointId, ContentId, ModelId
 from cairn.core.limits import MESSAGE_BYTES_MAX, PACK_BYTES_TARGET, STEP_MAX
 from cairn.core.pool import Pool, threads_within_budget
@@ -25,10 +25,19 @@ from cairn.registry.checkpoint import CheckpointManifest, split_digests
 from cairn.registry.fold import TAG
 from cairn.registry.location import FOLDER
 from cairn.registry.manifestwriter import ManifestWriter
-from cairn.registry.models import CommitMeta, ensure_model, find_model, open_meta, ref_kind, ref_value
+from cairn.registry.models import (
+    CommitMeta,
+    check_may_make_model,
+    ensure_model,
+    find_model,
+    open_meta,
+    ref_kind,
+    ref_value,
+)
 from cairn.registry.names import MAIN, check_model_name, check_ref_name
 from cairn.registry.publish import Draft, publish
 from cairn.registry.registry import Registry
+from cairn.registry.rootkeys import store_wrap_name
 from cairn.registry.session import Session
 from cairn.store.chunkstore import ChunkSave
 from cairn.store.codec import CodecPolicy
@@ -181,10 +190,12 @@ class _Commit:
 
     def _existing_model(self) -> ModelId | None:
         try:
-            return find_model(self.registry, self.model_name)
+            model = find_model(self.registry, self.model_name)
         except NotFoundError:
-            self.registry.check_writable()
+            check_may_make_model(self.registry, self.model_name)
             return None
+        self.registry.check_may_write(model)
+        return model
 
     # --- files ---------------------------------------------------------------------------------
 
@@ -315,7 +326,7 @@ class _Commit:
             if set(manifest.components) != set(components) or (found.message, found.step) != (meta.message, meta.step):
                 return False
             return all(manifest.root(component) == root for component, root in components.items())
-        except IntegrityError:  # a damaged tip is no reason to refuse a good copy of its content
+        except (IntegrityError, NotAllowed):  # a tip that cannot be read is no reason to refuse its content
             return False
 
     def _bytes_of_states(self) -> int:
@@ -354,6 +365,6 @@ def objects_behind(registry: Registry, model: ModelId, checkpoint: CheckpointId)
     """Names of all objects but packs that a checkpoint needs to be read."""
     state, of_model = registry.state, registry.state.models[model]
     of = of_model.checkpoints[checkpoint]
-    names = [registry.opened.wrap_name, of_model.wrap, of.body.object_name("body")]
+    names = [store_wrap_name(registry.opened.store, state.root_generation), of_model.wrap, of.body.object_name("body")]
     names += [of.reachability.object_name("reach"), *(root.object.object_name("root") for root in of.roots)]
     return names + [piece.object.object_name("index") for piece in state.pieces]

@@ -24,7 +24,7 @@ _RULES_VERSION = 1
 
 
 class FileCache:
-    """Records of one model's files."""
+    """Records of one model's files; none for who may not read its files."""
 
     def __init__(self, registry: Registry, model: ModelId, opaque: bool) -> None:
         self._registry = registry
@@ -39,7 +39,9 @@ class FileCache:
             name: what it was called when it was parsed; a link may give one file several names.
             path: where it lies.
         """
-        sealed = self._registry.cache.get_file(self._key_of(name, path, stamp))
+        if self._key is None:
+            return None
+        sealed = self._registry.cache.get_file(self._key_of(self._key, name, path, stamp))
         if sealed is None:
             return None
         opened = self._registry.opened
@@ -51,11 +53,11 @@ class FileCache:
 
     def remember(self, name: bytes, path: bytes, stamp: FileStamp, read_at_ns: int, record: FileRecord) -> None:
         """Note a record; `read_at_ns` is when its reading began."""
-        if stamp.is_settled(read_at_ns):
+        if self._key is not None and stamp.is_settled(read_at_ns):
             opened = self._registry.opened
             plain = encode(record)
             sealed = seal_object(self._key, opened.store, ObjectKind.CACHE, plain, opened.entropy)
-            self._fresh[self._key_of(name, path, stamp)] = sealed
+            self._fresh[self._key_of(self._key, name, path, stamp)] = sealed
 
     def save(self) -> None:
         """Write what was noted."""
@@ -63,7 +65,7 @@ class FileCache:
             self._registry.cache.put_files(self._fresh)
             self._fresh = {}
 
-    def _key_of(self, name: bytes, path: bytes, stamp: FileStamp) -> bytes:
+    def _key_of(self, key: bytes, name: bytes, path: bytes, stamp: FileStamp) -> bytes:
         place = os.path.basename(name), os.path.abspath(path)
         facts = [_RULES_VERSION, self._opaque, *place, *msgspec.structs.astuple(stamp)]
-        return blake3(encode(facts), key=self._key).digest()
+        return blake3(encode(facts), key=key).digest()

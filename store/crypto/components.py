@@ -86,7 +86,8 @@ class ComponentKey:
         if self.private is None:
             raise NotAllowed(
                 f"{what} needs the private {self.component.name.lower()} key of model {self.model.hex()}",
-                hint="ask an owner of the store for a grant",
+                hint="ask an owner to run: cairn grant MODEL IDENTITY --read "
+                + ("weights" if self.component is ComponentClass.META else self.component.name.lower()),
             )
         try:
             key = X25519PrivateKey.from_private_bytes(self.private)

@@ -37,6 +37,8 @@ class WrapPurpose(IntEnum):
 
     STORE_KEYS = 1
     MODEL_KEYS = 2
+    MEMBER_KEYS = 3
+    GRANTED_KEYS = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,67 @@
-"""Ed25519 identities: who wrote an entry."""
+"""Identities: who wrote an entry (Ed25519), and to whom a key is given (X25519).
 
-from cryptography.exceptions import InvalidSignature
+Both private halves come from one seed of 32 bytes: the Ed25519 key is the seed, the X25519 key is derived from it.
+"""
+
+from typing import NamedTuple
+
+from blake3 import blake3
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives import hpke
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from cairn.core.clock import Entropy
+from cairn.core.errors import IntegrityError, UsageError
 from cairn.core.ids import ActorId
+from cairn.store.crypto.tenant import derive
+
+_TITLE = "cairn-identity"
+_SUITE = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_256_GCM)
+
+
+class PublicIdentity(NamedTuple):
+    """The public halves of an identity (32 bytes each): what an owner needs to make somebody a member."""
+
+    actor: ActorId
+    agreement: bytes
+
+    def text(self) -> str:
+        """One line that can be sent; its last part tells a copy that went wrong."""
+        return f"{_TITLE}:{self.actor.hex()}:{self.agreement.hex()}:{self._check()}"
+
+    @staticmethod
+    def parse(text: str) -> "PublicIdentity":
+        """Inverse of `text`.
+
+        Raises:
+            UsageError: it is not such a line.
+        """
+        parts = text.strip().split(":")
+        try:
+            identity = PublicIdentity(ActorId(bytes.fromhex(parts[1])), bytes.fromhex(parts[2]))
+        except (IndexError, ValueError):
+            identity = PublicIdentity(ActorId(b""), b"")
+        if identity.text() != text.strip() or {len(part) for part in identity} != {32}:
+            raise UsageError(
+                f"{text[:24]!r}... is not the line of an identity", hint="take what 'cairn identity' prints, whole"
+            )
+        return identity
+
+    def fingerprint(self) -> bytes:
+        """16 bytes that stand for both halves."""
+        return blake3(self.actor + self.agreement).digest(length=16)
+
+    def seal(self, plaintext: bytes, context: bytes) -> bytes:
+        """HPKE-seal to whoever holds the private half."""
+        return _SUITE.encrypt(plaintext, X25519PublicKey.from_public_bytes(self.agreement), info=context)
+
+    def _check(self) -> str:
+        return self.fingerprint().hex()[:8]
 
 
 class Identity:
-    """A private signing key; its public half is the actor's id."""
+    """The private keys of a user; the public half of the signing key is the actor's id."""
 
     __slots__ = ("_key", "actor")
 
@@ -21,6 +74,11 @@ class Identity:
         """A new identity from 32 random bytes."""
         return Identity(entropy.token(32))
 
+    @property
+    def public(self) -> PublicIdentity:
+        """What others may know."""
+        return PublicIdentity(self.actor, self._agreement().public_key().public_bytes_raw())
+
     def seed(self) -> bytes:
         """The private half, to be kept in a file of mode 0600."""
         return self._key.private_bytes_raw()
@@ -28,6 +86,20 @@ class Identity:
     def sign(self, message: bytes) -> bytes:
         """64-byte signature (RFC 8032)."""
         return self._key.sign(message)
+
+    def open(self, sealed: bytes, context: bytes, what: str) -> bytes:
+        """Open what was sealed to this identity for the same context.
+
+        Raises:
+            IntegrityError: damaged, or sealed to somebody else.
+        """
+        try:
+            return _SUITE.decrypt(sealed, self._agreement(), info=context)
+        except (InvalidTag, ValueError):
+            raise IntegrityError(f"{what} fails authentication") from None
+
+    def _agreement(self) -> X25519PrivateKey:
+        return X25519PrivateKey.from_private_bytes(derive(self.seed(), "identity/agreement"))
 
     def __repr__(self) -> str:
         return f"Identity({self.actor.hex()[:12]})"

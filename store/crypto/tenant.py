@@ -5,15 +5,19 @@ content id ever changes.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import IntEnum
+from typing import TypeVar
 
 from blake3 import blake3
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from cairn.core.buffers import Buffer
+from cairn.core.errors import NotAllowed
 from cairn.core.ids import ContentId, Digest, TenantId
+
+Key = TypeVar("Key")
 
 
 class ContentType(IntEnum):
@@ -61,16 +65,41 @@ class TenantKeys:
     tenant: TenantId
     chunk: ContentKeys
     page: ContentKeys
-    secret: bytes = field(repr=False)
 
     @staticmethod
     def from_secret(tenant: TenantId, secret: bytes) -> "TenantKeys":
         """Derive every key from S (32 bytes)."""
-        return TenantKeys(tenant, _content_keys(secret, "chunk"), _content_keys(secret, "page"), secret)
+        return TenantKeys(tenant, _content_keys(secret, "chunk"), _content_keys(secret, "page"))
+
+    @staticmethod
+    def from_parts(tenant: TenantId, parts: tuple[bytes, ...]) -> "TenantKeys":
+        """Inverse of `parts`."""
+        return TenantKeys(tenant, ContentKeys(*parts[:3]), ContentKeys(*parts[3:]))
+
+    def parts(self) -> tuple[bytes, ...]:
+        """The six keys: hash, id, enc of chunks, then of pages. S does not follow from them."""
+        return (*astuple(self.chunk), *astuple(self.page))
 
     def of(self, kind: ContentType) -> ContentKeys:
         """Keys of one content type."""
         return self.chunk if kind is ContentType.CHUNK else self.page
+
+
+def held(key: Key | None, what: str, role: str) -> Key:
+    """A key that this user may not have been given.
+
+    Args:
+        role: the least one that comes with it.
+
+    Raises:
+        NotAllowed: it was not.
+    """
+    if key is None:
+        raise NotAllowed(
+            f"this needs {what}, which your role in this store does not come with",
+            hint=f"ask an owner for another role: cairn members role IDENTITY {role}",
+        )
+    return key
 
 
 def _content_keys(secret: bytes, name: str) -> ContentKeys:

@@ -239,7 +239,7 @@ def every_secret(shell: Shell, registry: Registry) -> list[str]:
     """Spellings of all secrets of a store, and of digests."""
     held = [*secrets_of(registry.opened)]
     for model in registry.state.models:
-        for pair in registry.model_keys(model).pairs.values():  # type: ignore[arg-type]  # keys of the fold are plain bytes
+        for pair in registry.model_keys(model).all():  # type: ignore[arg-type]  # keys of the fold are plain bytes
             assert pair.private is not None
             held.append(pair.private)
     for entry in shell.entries().values():
@@ -337,7 +337,7 @@ def test_X10_no_object_shows_a_secret_when_printed(shell: Shell) -> None:
         registry,
         registry.state,
         shell.entries,
-        *registry.model_keys(next(iter(registry.state.models))).pairs.values(),
+        *registry.model_keys(next(iter(registry.state.models))).all(),
     ]  # type: ignore[arg-type]  # as above
     text = "".join(f"{one!r} {one!s}" for one in shown)
     assert not [secret for secret in secrets if secret in text]

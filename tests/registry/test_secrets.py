@@ -74,8 +74,8 @@ def test_no_repr_of_what_holds_keys_shows_them(registry: Registry) -> None:
     opened, manifest = registry.opened, manifest_of(registry)
     shown = [opened, opened.access, opened.secrets, opened.keys, opened.provider, opened.identity, opened.home]
     keys = registry.model_keys(manifest.model)
-    shown += [keys, *keys.pairs.values(), KeySource(passphrase="correct horse"), manifest, registry, registry.state]
-    private = [pair.private or b"" for pair in keys.pairs.values()]
+    shown += [keys, *keys.all(), KeySource(passphrase="correct horse"), manifest, registry, registry.state]
+    private = [pair.private or b"" for pair in keys.all()]
     assert all(len(half) == 32 for half in private)
     for one in shown:
         text = repr(one) + str(one)

@@ -1,0 +1,230 @@
+"""What owners do about members: roles and grants.
+
+A right to read is a wrap of keys, a right to write what the fold admits. Whoever loses a right to read keeps what was
+given; so the keys concerned are rotated at once (`rotation.py`).
+"""
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from cairn.core.errors import CairnError, NotAllowed, NotFoundError, RefusedError, UsageError
+from cairn.core.ids import ActorId, ModelId, short
+from cairn.registry.entries import Payload
+from cairn.registry.entries_rights import Given, GrantSet, MemberSet
+from cairn.registry.memberwraps import store_member_wrap, wrap_name, wraps_of
+from cairn.registry.modelkeys import give_model_keys
+from cairn.registry.newmodels import public_of
+from cairn.registry.opened import OpenStore
+from cairn.registry.registry import Registry
+from cairn.registry.rights import ALL_MODELS, GRANTABLE, Grant, Member, Role, readable
+from cairn.registry.secrets import HeldRoot, MemberSecrets
+from cairn.registry.state import State
+from cairn.store.crypto.components import ComponentClass
+from cairn.store.crypto.provider import RootKey
+from cairn.store.crypto.signing import PublicIdentity
+
+
+def secrets_of_role(opened: OpenStore, role: Role, root: RootKey | None = None) -> MemberSecrets:
+    """What a member of some role is given of the store's keys.
+
+    Args:
+        root: for owners, the root key if it is not that of `opened`.
+
+    Raises:
+        NotAllowed: the root key cannot be given away, or is not at hand.
+    """
+    held = opened.secrets
+    if role is Role.OWNER:
+        root = root or root_key_of(opened)
+        return MemberSecrets(held.k_log, root=HeldRoot(root.generation, root.key))
+    if role is Role.AUDITOR:
+        return MemberSecrets(held.k_log)
+    if role is Role.COLLECTOR:
+        return MemberSecrets(held.k_log, held.k_index)
+    first, second, third, fourth, fifth, sixth = opened.keys.parts()
+    return MemberSecrets(held.k_log, held.k_index, held.k_ckpt, (first, second, third, fourth, fifth, sixth))
+
+
+def root_key_of(opened: OpenStore) -> RootKey:
+    """The root key itself.
+
+    Raises:
+        NotAllowed: this user is no owner, or a service holds the key.
+    """
+    provider = opened.provider
+    if not isinstance(provider, RootKey):
+        raise NotAllowed("a service holds the root key and does not hand it out", hint="give access to that service")
+    return provider
+
+
+def set_role(registry: Registry, identity: PublicIdentity, role: Role) -> None:
+    """Make somebody a member, or change a member's role; what a new role does not admit is lost.
+
+    Raises:
+        NotAllowed: this user is no owner.
+    """
+    opened = registry.opened
+    made: list[int] = []
+
+    def build(state: State) -> MemberSet:
+        secrets = secrets_of_role(opened, role)
+        known = state.members.get(identity.actor)
+        generation = max([known.generation if known else 0, *wraps_of(opened.backend, identity)]) + 1
+        made.append(generation)
+        hash_ = store_member_wrap(opened.backend, opened.store, identity, secrets, generation)
+        return MemberSet(identity.actor, role, identity.agreement, generation, hash_)
+
+    _check_owner(registry)
+    stale = _wraps_given_to(registry.state, identity.actor)
+    try:
+        registry.append(build)
+    except CairnError:
+        for generation in made:
+            opened.backend.delete(wrap_name(identity, generation))
+        raise
+    for generation, name in wraps_of(opened.backend, identity).items():
+        if generation < made[-1]:
+            opened.backend.delete(name)
+    _delete_unnamed(registry, stale)
+
+
+def remove_member(registry: Registry, actor: ActorId) -> None:
+    """End a membership; the keys that it came with are then exposed until their rotation.
+
+    Raises:
+        NotAllowed: this user is no owner.
+    """
+    _check_owner(registry)
+    state = registry.state
+    member, stale = state.members.get(actor), _wraps_given_to(state, actor)
+    registry.append(lambda state: MemberSet(actor, ""))
+    if member is not None and member.agreement:
+        for name in wraps_of(registry.opened.backend, public_of(actor, member)).values():
+            registry.opened.backend.delete(name)
+    _delete_unnamed(registry, stale)
+
+
+def grant(
+    registry: Registry, actor: ActorId, model: ModelId | None, reads: Collection[ComponentClass], write: bool
+) -> None:
+    """Say what a member may do with a model, or with all models; takes the place of what was granted for it before.
+
+    Raises:
+        RefusedError: the member's role does not go with it.
+        NotAllowed: this user is no owner.
+    """
+    key, classes = model or ALL_MODELS, tuple(sorted(int(component) for component in reads))
+    made = _Made(registry)
+
+    def build(state: State) -> GrantSet:
+        member = _grantable(state, actor, write)
+        grants = {**member.grants, key: Grant(classes, write)}
+        after = Member(member.role, member.agreement, member.generation, member.hash, member.n, grants)
+        models = [key] if key else list(state.models)
+        new = [one for one in models if readable(after, one) - readable(member, one)]
+        return GrantSet(actor, key, classes, write, tuple(made.give(actor, after, one) for one in new))
+
+    made.append(build)
+
+
+def revoke(registry: Registry, actor: ActorId, model: ModelId | None) -> None:
+    """Take back what was granted for a model, or for all models at once.
+
+    Raises:
+        RefusedError: the member holds it through a grant of all models.
+        NotFoundError: nothing was granted.
+    """
+    _check_owner(registry)
+    stale = _wraps_given_to(registry.state, actor)
+
+    def build(state: State) -> GrantSet:
+        member = state.members.get(actor)
+        key = model or ALL_MODELS
+        if member is None or key not in member.grants:
+            if model and member and ALL_MODELS in member.grants:
+                raise RefusedError(
+                    f"{short(actor)} was granted all models at once", hint="take that back with --all, then grant anew"
+                )
+            raise NotFoundError(f"nothing of that was granted to {short(actor)}", hint="'cairn members' lists grants")
+        return GrantSet(actor, key, (), False)
+
+    registry.append(build)
+    _delete_unnamed(registry, stale)
+
+
+def find_member(registry: Registry, text: str) -> ActorId:
+    """The member that a line of an identity, or the first digits of an actor's id, means.
+
+    Raises:
+        NotFoundError, UsageError: none, or several.
+    """
+    state = registry.state
+    everybody = {*state.owners, *(actor for actor, member in state.members.items() if member.role)}
+    digits = text.lower()
+    if ":" in text:
+        digits = PublicIdentity.parse(text).actor.hex()
+    found = [actor for actor in everybody if actor.hex().startswith(digits)]
+    if len(digits) < 4 or len(found) > 1:
+        raise UsageError(f"{text[:80]!r} does not say who is meant", hint="write more digits of the actor's id")
+    if not found:
+        raise NotFoundError(f"no member {text[:80]!r}", hint="'cairn members' lists them")
+    return ActorId(found[0])
+
+
+def _grantable(state: State, actor: bytes, write: bool) -> Member:
+    member = state.members.get(actor)
+    role = "an owner" if actor in state.owners else f"a {member.role}" if member and member.role else "no member"
+    if actor in state.owners or member is None or member.role not in GRANTABLE:
+        raise RefusedError(
+            f"{short(actor)} is {role}: grants are for readers and writers",
+            hint=f"cairn members role {short(actor)} writer",
+        )
+    if write and member.role != Role.WRITER:
+        raise RefusedError(f"{short(actor)} is {role}", hint=f"cairn members role {short(actor)} writer")
+    return member
+
+
+def _check_owner(registry: Registry) -> None:
+    registry.refresh()
+    registry.check_writable()
+    _ = registry.opened.provider
+
+
+def _wraps_given_to(state: State, actor: bytes) -> list[str]:
+    """Wraps of models' keys that a member has."""
+    return [model.readers[actor] for model in state.models.values() if actor in model.readers]
+
+
+def _delete_unnamed(registry: Registry, names: Collection[str]) -> None:
+    """Remove wraps that the log names no longer."""
+    named = {wrap for model in registry.state.models.values() for wrap in (model.wrap, *model.readers.values())}
+    for name in names:
+        if name not in named:
+            # What stays of it opens only what its holder had; the log says that it is of no use.
+            with suppress(CairnError):
+                registry.opened.backend.delete(name)
+
+
+@dataclass(slots=True)
+class _Made:
+    """Wraps that an entry is to name; those that it does not name in the end are removed."""
+
+    registry: Registry
+    names: list[str] = field(default_factory=list)
+
+    def give(self, actor: bytes, member: Member, model: bytes) -> Given:
+        """Make a wrap for a member of what it may read of a model."""
+        keys = self.registry.model_keys(ModelId(model))
+        given = give_model_keys(self.registry.opened, keys, public_of(actor, member), readable(member, model))
+        self.names.append(given.wrap)
+        return Given(model, given.wrap)
+
+    def append(self, build: Callable[[State], Payload]) -> None:
+        """Append the entry."""
+        _check_owner(self.registry)
+        before = [wrap for model in self.registry.state.models.values() for wrap in model.readers.values()]
+        try:
+            self.registry.append(build)
+        finally:
+            _delete_unnamed(self.registry, [*self.names, *before])

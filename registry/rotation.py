@@ -1,0 +1,234 @@
+"""New generations of keys. Rotation never derives anything anew: no id changes, and nothing that is stored moves.
+
+*Model keys*: what is committed from here on is sealed to new ones, which only those get who may read it now.
+*Root key*: a new one wraps what the old one did. Order: new wraps -> new key file or root record -> log entry -> the
+old ones go.
+"""
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from cairn.core.canonical import encode
+from cairn.core.errors import CairnError, ConflictError, GoneError, NotAllowed, RefusedError
+from cairn.core.ids import ActorId, ModelId
+from cairn.registry.entries_rights import Given, KeyRotate, MemberSet, RootRotate
+from cairn.registry.localfiles import write_private
+from cairn.registry.members import root_key_of, secrets_of_role
+from cairn.registry.memberwraps import store_member_wrap, wrap_name, wraps_of
+from cairn.registry.modelkeys import (
+    ModelKeys,
+    check_complete,
+    give_model_keys,
+    next_keys,
+    publics_of,
+    store_model_keys,
+)
+from cairn.registry.newmodels import public_of
+from cairn.registry.registry import Registry
+from cairn.registry.rights import Role, readable
+from cairn.registry.rootkeys import NEXT, root_record_name, root_records, store_wrap_name
+from cairn.registry.state import State
+from cairn.store.crypto.components import ComponentClass
+from cairn.store.crypto.keyfile import dump_key_file, seal_root_key
+from cairn.store.crypto.provider import RootKey, WrapContext, WrapPurpose
+from cairn.store.crypto.signing import PublicIdentity
+
+
+def rotate_model(registry: Registry, model: ModelId, components: Collection[ComponentClass] = ()) -> None:
+    """Give a model new keys for some component classes (default: all); old checkpoints stay readable as they were.
+
+    Raises:
+        NotAllowed: this user is no owner.
+    """
+    _set_keys(registry, model, lambda keys: next_keys(registry.opened, keys, components or keys.pairs))
+
+
+def adopt_keys(target: Registry, theirs: ModelKeys) -> None:
+    """Make newer generations of a model's keys known that another store of the tenant has.
+
+    Raises:
+        ConflictError: both stores have made a key of the same generation.
+        NotAllowed: this user is no owner of one of them.
+    """
+    ours = target.model_keys(theirs.model)
+    known = {(pair.component, pair.generation): pair.public for pair in ours.all()}
+    for pair in theirs.all():
+        if known.get((pair.component, pair.generation), pair.public) != pair.public:
+            raise ConflictError(
+                f"the {pair.component.name.lower()} key of model {theirs.model.hex()} was rotated in both stores apart",
+                hint="checkpoints sealed to it stay where they are: rotate in one store, and push from there",
+            )
+    newer = [pair for pair in theirs.all() if pair.generation > ours.generations().get(pair.component, -1)]
+    if newer:
+        check_complete(theirs)
+        _set_keys(target, theirs.model, lambda keys: keys.with_newer(theirs))
+
+
+def _set_keys(registry: Registry, model: ModelId, change: Callable[[ModelKeys], ModelKeys]) -> None:
+    opened = registry.opened
+    made: list[KeyRotate] = []
+
+    def build(state: State) -> KeyRotate:
+        held, old = state.models[model], registry.model_keys(model)
+        keys = change(old)
+        wraps = [
+            give_model_keys(opened, keys, public_of(actor, state.members[actor]), readable(state.members[actor], model))
+            for actor in held.readers
+        ]
+        known = set(held.keys)
+        fresh = tuple(public for public in publics_of(keys) if public not in known)
+        made.append(KeyRotate(model, fresh, store_model_keys(opened, keys), tuple(wraps)))
+        return made[-1]
+
+    registry.refresh()
+    registry.check_writable()
+    check_root(registry)
+    held = registry.state.models[model]
+    names = [held.wrap, *held.readers.values()]
+    try:
+        registry.append(build)
+    finally:
+        names += [wrap for one in made for wrap in (one.wrap, *(given.wrap for given in one.wraps))]
+        held = registry.state.models[model]
+        for name in {*names} - {held.wrap, *held.readers.values()}:
+            with suppress(CairnError):
+                opened.backend.delete(name)
+
+
+def exposed_models(state: State) -> list[ModelId]:
+    """Models with keys that somebody has who may read with them no longer."""
+    return [ModelId(identifier) for identifier, model in state.models.items() if model.exposed]
+
+
+def rotate_exposed(registry: Registry) -> list[ModelId]:
+    """Rotate all keys whose rotation is due; returns the models concerned."""
+    rotated = exposed_models(registry.refresh())
+    for model in rotated:
+        exposed = {ComponentClass(component) for component in registry.state.models[model].exposed}
+        with suppress(GoneError):  # a model whose keys were destroyed has nothing to protect
+            rotate_model(registry, model, exposed | {ComponentClass.META})
+    return rotated
+
+
+def rotate_root(registry: Registry, passphrase: str | None = None) -> Path | None:
+    """Wrap everything under a new root key; returns the key file that holds it, None in a store with a passphrase.
+
+    Old key files, passphrases and recovery files open nothing from here on. Owners who are members get the new root
+    key with their wraps; any others need the new file or passphrase.
+
+    Args:
+        passphrase: the one from here on; needed where a passphrase opens the store.
+
+    Raises:
+        RefusedError: a passphrase opens the store, and none is given.
+    """
+    opened = registry.opened
+    registry.refresh()
+    registry.check_writable()
+    old, store = root_key_of(opened), opened.store
+    check_root(registry)
+    if passphrase is None and root_records(opened.backend):
+        raise RefusedError("this store has a passphrase", hint="give one: set CAIRN_NEW_PASSPHRASE, or enter it")
+    new = RootKey(old.generation + 1, opened.entropy.token(32))
+    key_file = _keep_new_root(registry, new, passphrase)
+    backend = opened.backend
+    # What an interrupted rotation left is under a key that nobody has.
+    backend.delete(store_wrap_name(store, new.generation))
+    context = WrapContext(store, WrapPurpose.STORE_KEYS)
+    backend.create(store_wrap_name(store, new.generation), [new.wrap(encode(opened.secrets), context, opened.entropy)])
+    made: list[RootRotate] = []
+
+    def build(state: State) -> RootRotate:
+        models = []
+        for identifier in state.models:
+            with suppress(GoneError):
+                keys = registry.model_keys(ModelId(identifier))
+                models.append(Given(identifier, store_model_keys(opened, keys, new)))
+        owners = []
+        for actor, member in state.members.items():
+            if member.role == Role.OWNER:
+                public = public_of(actor, member)
+                generation = max([member.generation, *wraps_of(backend, public)]) + 1
+                secrets = secrets_of_role(opened, Role.OWNER, new)
+                hash_ = store_member_wrap(backend, store, public, secrets, generation)
+                owners.append(MemberSet(actor, Role.OWNER, member.agreement, generation, hash_))
+        made.append(RootRotate(new.generation, tuple(models), tuple(owners)))
+        return made[-1]
+
+    names = [model.wrap for model in registry.state.models.values()]
+    try:
+        registry.append(build)
+    except CairnError:
+        # An owner's newest wrap is the one that he opens, so none may stay that the log does not give him.
+        for one in (owner for entry in made for owner in entry.members):
+            public = PublicIdentity(ActorId(one.member), one.agreement)
+            backend.delete(wrap_name(public, one.generation))
+        raise
+    finally:
+        names += [given.wrap for one in made for given in one.models]
+        for name in {*names} - {model.wrap for model in registry.state.models.values()}:
+            with suppress(CairnError):
+                backend.delete(name)
+    if opened.key_file is not None and opened.key_file.exists():
+        # It still opens backups of the store as it was.
+        opened.key_file.replace(opened.key_file.with_name(f"{opened.key_file.name}.{old.generation}"))
+    if key_file is not None:
+        key_file.with_name(key_file.name + NEXT).replace(key_file)
+    _remove_older(registry, new)
+    registry.opened = replace(opened, root=new, key_file=key_file)
+    return key_file
+
+
+def check_root(registry: Registry) -> None:
+    """Raise unless the root key at hand is the one in force.
+
+    Raises:
+        NotAllowed: it was rotated since.
+    """
+    held, force = root_key_of(registry.opened).generation, registry.state.root_generation
+    if held != force:
+        raise NotAllowed(
+            f"the root key at hand is of generation {held}, and {force} is in force",
+            hint=f"use the new key file; a rotation that was interrupted left it beside the old one, as ...{NEXT}",
+        )
+
+
+def export_recovery(registry: Registry, path: Path) -> None:
+    """Write a file that opens everything, as a key file does, until the root key is rotated.
+
+    Raises:
+        ObjectExists: there is a file.
+        NotAllowed: this user is no owner, or a service holds the root key.
+    """
+    check_root(registry)
+    write_private(path, dump_key_file(registry.opened.store, root_key_of(registry.opened)))
+
+
+def _keep_new_root(registry: Registry, new: RootKey, passphrase: str | None) -> Path | None:
+    """Make the new root key findable before it is in force: beside the old key file, or as a root record."""
+    opened = registry.opened
+    if passphrase is not None:
+        name = root_record_name(opened.store, new.generation)
+        opened.backend.delete(name)
+        opened.backend.create(name, [seal_root_key(opened.store, new, passphrase, opened.entropy)])
+        return None
+    path = opened.key_file or opened.home.key_file(opened.store)
+    path.with_name(path.name + NEXT).unlink(missing_ok=True)
+    write_private(path.with_name(path.name + NEXT), dump_key_file(opened.store, new))
+    return path
+
+
+def _remove_older(registry: Registry, new: RootKey) -> None:
+    """Remove what the old root key opened, or was kept in."""
+    opened, backend = registry.opened, registry.opened.backend
+    names = [store_wrap_name(opened.store, generation) for generation in range(new.generation)]
+    names += [name for generation, name in root_records(backend).items() if generation < new.generation]
+    for actor, member in registry.state.members.items():
+        if member.role == Role.OWNER:
+            public = public_of(actor, member)
+            names += [wrap_name(public, one) for one in wraps_of(backend, public) if one < member.generation]
+    for name in names:
+        with suppress(CairnError):
+            backend.delete(name)

@@ -28,7 +28,7 @@ def command(selector: str, tensors: bool, plan: str | None, as_json: bool) -> No
 
     with open_registry() as registry:
         model, checkpoint = resolve(registry, selector)
-        manifest = CheckpointManifest(registry, model, checkpoint)
+        manifest = CheckpointManifest(registry, model, checkpoint, readable_only=True)
         meta = open_meta(registry, model, manifest.state)
         roots = {component: manifest.root(component) for component in manifest.components}
         absent = [component.name.lower() for component in manifest.absent()]
@@ -45,6 +45,7 @@ def command(selector: str, tensors: bool, plan: str | None, as_json: bool) -> No
         "entry": manifest.state.n,
         "partial": manifest.state.partial,
         "absent": absent,
+        "not_granted": [component.name.lower() for component in manifest.hidden],
         "parents": [{"relation": p.relation, "checkpoint": p.checkpoint.hex()} for p in manifest.body.parents],
         "exactness": manifest.body.exactness,
         "components": {
@@ -83,6 +84,8 @@ def command(selector: str, tensors: bool, plan: str | None, as_json: bool) -> No
         emit(f"exactness  {safe(manifest.body.exactness)}")
     for component, root in roots.items():
         emit(f"{component.name.lower():<10} {count(root.entries, 'entry', 'entries')}, {size(root.bytes_logical)}")
+    for component in manifest.hidden:
+        emit(f"{component.name.lower():<10} not granted to you")
     if rows:
         emit("")
         table(

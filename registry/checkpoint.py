@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from blake3 import blake3
 
 from cairn.core.canonical import decode
-from cairn.core.errors import IntegrityError, MissingData, NotFoundError
+from cairn.core.errors import IntegrityError, MissingData, NotAllowed, NotFoundError
 from cairn.core.ids import HASH_BYTES, CheckpointId, Digest, ModelId, short
 from cairn.core.limits import FILE_BLOCK_BYTES, PAGE_READS_AT_ONCE
 from cairn.core.pool import Pool
@@ -53,8 +53,14 @@ PAGES_OF: dict[ComponentClass, tuple[type[Page], ...]] = {
 class CheckpointManifest:
     """The manifest of one checkpoint, read lazily and checked at every step."""
 
-    def __init__(self, registry: Registry, model: ModelId, checkpoint: CheckpointId) -> None:
+    def __init__(
+        self, registry: Registry, model: ModelId, checkpoint: CheckpointId, *, readable_only: bool = False
+    ) -> None:
         """Read and check the body.
+
+        Args:
+            readable_only: leave out the components that this user was not granted, unless those are all; `hidden` then
+                names them.
 
         Raises:
             IntegrityError: the body is missing, damaged, or not the one that the id speaks for.
@@ -76,11 +82,31 @@ class CheckpointManifest:
             (r.component, r.generation, r.object.hash) for r in self.state.roots
         }:
             raise IntegrityError(f"the body of {self.what} names other component roots than its commit")
+        lacking = self._not_granted() if readable_only else []
+        self.hidden = lacking if len(lacking) < len(self.state.roots) else []
 
     @property
     def components(self) -> list[ComponentClass]:
-        """Classes that this checkpoint has."""
-        return [component_class(root.component, self.what) for root in self.state.roots]
+        """Classes that this checkpoint has, but for hidden ones."""
+        classes = [component_class(root.component, self.what) for root in self.state.roots]
+        return [component for component in classes if component not in self.hidden]
+
+    def refuse(self, component: ComponentClass) -> None:
+        """Raise for a component that this user was not granted.
+
+        Raises:
+            NotAllowed: always.
+        """
+        name = component.name.lower()
+        raise NotAllowed(
+            f"{name} of {self.what} was not granted to you",
+            hint=f"ask an owner to run: cairn grant MODEL IDENTITY --read {name}",
+        )
+
+    def _not_granted(self) -> list[ComponentClass]:
+        keys = self._registry.model_keys(self.model)
+        named = [(component_class(root.component, self.what), root.generation) for root in self.state.roots]
+        return [one for one, generation in named if keys.pair_of(one, generation, self.what).private is None]
 
     def root(self, component: ComponentClass) -> ComponentRoot:
         """The opened root of a component.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from cairn.core.errors import CairnError, NotAllowed, NotFoundError, RefusedError, UsageError
+from cairn.core.errors import CairnError, NotFoundError, RefusedError, UsageError
 from cairn.core.ids import ActorId, ModelId, short
 from cairn.registry.entries import Payload
 from cairn.registry.entries_rights import Given, GrantSet, MemberSet
@@ -16,6 +16,7 @@ from cairn.registry.memberwraps import store_member_wrap, wrap_name, wraps_of
 from cairn.registry.modelkeys import give_model_keys
 from cairn.registry.newmodels import public_of
 from cairn.registry.opened import OpenStore
+from cairn.registry.permission import check_root, root_key_of
 from cairn.registry.registry import Registry
 from cairn.registry.rights import ALL_MODELS, GRANTABLE, Grant, Member, Role, readable
 from cairn.registry.secrets import HeldRoot, MemberSecrets
@@ -46,18 +47,6 @@ def secrets_of_role(opened: OpenStore, role: Role, root: RootKey | None = None) 
     return MemberSecrets(held.k_log, held.k_index, held.k_ckpt, (first, second, third, fourth, fifth, sixth))
 
 
-def root_key_of(opened: OpenStore) -> RootKey:
-    """The root key itself.
-
-    Raises:
-        NotAllowed: this user is no owner, or a service holds the key.
-    """
-    provider = opened.provider
-    if not isinstance(provider, RootKey):
-        raise NotAllowed("a service holds the root key and does not hand it out", hint="give access to that service")
-    return provider
-
-
 def set_role(registry: Registry, identity: PublicIdentity, role: Role) -> None:
     """Make somebody a member, or change a member's role; what a new role does not admit is lost.
 
@@ -68,6 +57,7 @@ def set_role(registry: Registry, identity: PublicIdentity, role: Role) -> None:
     made: list[int] = []
 
     def build(state: State) -> MemberSet:
+        check_root(opened, state)
         secrets = secrets_of_role(opened, role)
         known = state.members.get(identity.actor)
         generation = max([known.generation if known else 0, *wraps_of(opened.backend, identity)]) + 1
@@ -188,7 +178,7 @@ def _grantable(state: State, actor: bytes, write: bool) -> Member:
 def _check_owner(registry: Registry) -> None:
     registry.refresh()
     registry.check_writable()
-    _ = registry.opened.provider
+    check_root(registry.opened, registry.state)
 
 
 def _wraps_given_to(state: State, actor: bytes) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from cairn.core.ids import ActorId
 from cairn.registry.entries import ModelCreate
 from cairn.registry.modelkeys import ModelKeys, create_model
+from cairn.registry.permission import check_root
 from cairn.registry.registry import Registry
 from cairn.registry.rights import ALL_MODELS, Member, readable
 from cairn.registry.state import State
@@ -30,6 +31,7 @@ def add_model(registry: Registry, name: str, keys: ModelKeys, taken: Callable[[S
         nonlocal readers
         if taken(state):
             raise _Taken
+        check_root(opened, state)
         wanted = {public_of(actor, one): readable(one, ALL_MODELS) for actor, one in state.members.items()}
         wanted = {member: reads for member, reads in wanted.items() if reads}
         if wanted != readers:

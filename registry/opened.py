@@ -5,7 +5,8 @@ format record exists there is no store, so an interrupted `init` leaves nothing 
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from blake3 import blake3
 
 from cairn.core.canonical import encode
 from cairn.core.clock import Clock, Entropy, SystemClock, SystemEntropy
-from cairn.core.errors import IntegrityError, ObjectExists, ObjectNotFound
+from cairn.core.errors import CairnError, IntegrityError, ObjectExists, ObjectNotFound
 from cairn.core.ids import RANDOM_ID_BYTES, StoreId, TenantId
 from cairn.core.limits import LOG_ENTRY_BYTES_MAX, SESSION_HEARTBEAT_SECONDS, SESSION_SILENCE_SECONDS
 from cairn.registry.entries import FORMAT as ENTRY_FORMAT
@@ -26,7 +27,14 @@ from cairn.registry.merkle import EMPTY_ROOT
 from cairn.registry.names import entry_name
 from cairn.registry.rights import Role
 from cairn.registry.rootkeys import KeySource as KeySource
-from cairn.registry.rootkeys import keep_root_key, root_key, root_record_name, store_secrets, store_wrap_name
+from cairn.registry.rootkeys import (
+    keep_root_key,
+    read_key_file,
+    root_key,
+    root_record_name,
+    store_secrets,
+    store_wrap_name,
+)
 from cairn.registry.secrets import Secrets, StoreSecrets
 from cairn.store.backends.contract import Backend
 from cairn.store.backends.probe import probe
@@ -230,6 +238,20 @@ def open_store(
     return OpenStore(
         backend, store, tenant, secrets, content, root, identity, home, clock, entropy, key_file, member_wrap
     )
+
+
+def renewed(opened: OpenStore) -> OpenStore | None:
+    """The same store with the root key that came after the one at hand; None where it cannot be found here."""
+    root: RootKey | None = None
+    with suppress(CairnError):
+        if opened.member_wrap is not None:
+            name = newest_wrap(opened.backend, opened.identity.public)
+            secrets, hash_ = open_member_wrap(opened.backend, opened.store, opened.identity, name or "")
+            opened = replace(opened, member_wrap=hash_)
+            root = RootKey(secrets.root.generation, secrets.root.key) if secrets.root is not None else None
+        elif opened.key_file is not None:
+            root = read_key_file(opened.key_file, opened.store)
+    return replace(opened, root=root) if root is not None and root != opened.root else None
 
 
 def tenant_id(founding: bytes) -> TenantId:

@@ -6,7 +6,9 @@ from cairn.registry.entries import Entry, Payload
 from cairn.registry.fold_rights import NO_RIGHT, right_refused
 from cairn.registry.opened import OpenStore
 from cairn.registry.rights import WRITING, Role, writable
+from cairn.registry.rootkeys import NEXT
 from cairn.registry.state import State
+from cairn.store.crypto.provider import RootKey
 from cairn.store.crypto.signing import Identity
 
 _OWNER = "use the identity of an owner: identity.key in the state folder of whoever created the store"
@@ -30,6 +32,32 @@ def check_membership(opened: OpenStore, state: State) -> None:
         raise NotAllowed(
             f"what opened {opened.backend.url} is not what the log gives {short(opened.identity.actor)}",
             hint="repeat the command; if it stays so, ask an owner to run: cairn members role IDENTITY ROLE",
+        )
+
+
+def root_key_of(opened: OpenStore) -> RootKey:
+    """The root key itself.
+
+    Raises:
+        NotAllowed: this user is no owner, or a service holds the key.
+    """
+    provider = opened.provider
+    if not isinstance(provider, RootKey):
+        raise NotAllowed("a service holds the root key and does not hand it out", hint="give access to that service")
+    return provider
+
+
+def check_root(opened: OpenStore, state: State) -> None:
+    """Raise unless the root key at hand is the one in force: what is wrapped under another can never be opened.
+
+    Raises:
+        NotAllowed: it was rotated since, or this user is no owner.
+    """
+    provider = opened.provider
+    if isinstance(provider, RootKey) and provider.generation != state.root_generation:
+        raise NotAllowed(
+            f"the root key at hand is of generation {provider.generation}, and {state.root_generation} is in force",
+            hint=f"open the store with the new key file; an interrupted change left it beside the old, as ...{NEXT}",
         )
 
 

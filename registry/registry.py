@@ -21,7 +21,7 @@ from cairn.registry.log import append, check_no_hole, read_entry, read_from
 from cairn.registry.merkle import leaf_hash
 from cairn.registry.modelkeys import ModelKeys, matched_keys, open_model_keys
 from cairn.registry.names import entry_name
-from cairn.registry.opened import OpenStore, first_owners
+from cairn.registry.opened import OpenStore, first_owners, renewed
 from cairn.registry.permission import check_may_write, check_membership, check_right, signer_of
 from cairn.registry.replay import UNREADABLE, Replay
 from cairn.registry.snapshots import newest_snapshot
@@ -203,10 +203,15 @@ class Registry:
         try:
             return open_model_keys(self.opened, model, held)
         except WrongKey:
-            # A root key that was changed while we work: to seal, the public halves of the log are enough.
-            if known is None:
+            if self._state.root_generation == getattr(self.opened.root, "generation", None):
                 raise
-            return matched_keys(self.opened, model, held, known[1].all())
+        # The root key was changed while we work. Where the new one is out of reach, the public halves of the log are
+        # enough to seal, and what was unwrapped before to read.
+        newer = renewed(self.opened)
+        if newer is not None:
+            self.opened = newer
+            return open_model_keys(newer, model, held)
+        return matched_keys(self.opened, model, held, known[1].all() if known else ())
 
     def close(self) -> None:
         """Release the cache."""

@@ -62,17 +62,30 @@ def root_key(backend: Backend, home: KeyHome, source: KeySource, store: StoreId)
         record = records[max(records)]
         return open_root_key(backend.read(record), store, passphrase, f"root record {record}"), None
     try:
-        with path.open("rb") as file:
-            data = file.read(_KEY_FILE_BYTES_MAX)
+        return read_key_file(path, store), path
     except FileNotFoundError:
         raise NotAllowed(
             f"no key file at {path} for store {store.hex()} ({backend.url})",
             hint="copy the key file of this store there, or name it with --key-file or CAIRN_KEY_FILE; or let an owner "
             "make you a member: send what 'cairn identity' prints",
         ) from None
+
+
+def read_key_file(path: Path, store: StoreId) -> RootKey:
+    """The root key in a key file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        NotAllowed, WrongKey, IntegrityError: it cannot be read, is another store's, or damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_KEY_FILE_BYTES_MAX)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise NotAllowed(f"key file {path} cannot be read: {error.strerror}") from None
-    return load_key_file(data, store, f"key file {path}"), path
+    return load_key_file(data, store, f"key file {path}")
 
 
 def store_secrets(backend: Backend, root: RootKey, store: StoreId) -> StoreSecrets:

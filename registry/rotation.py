@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from cairn.core.canonical import encode
-from cairn.core.errors import CairnError, ConflictError, GoneError, NotAllowed, RefusedError
+from cairn.core.errors import CairnError, ConflictError, GoneError, RefusedError
 from cairn.core.ids import ActorId, ModelId
 from cairn.registry.entries_rights import Given, KeyRotate, MemberSet, RootRotate
 from cairn.registry.localfiles import write_private
-from cairn.registry.members import root_key_of, secrets_of_role
+from cairn.registry.members import secrets_of_role
 from cairn.registry.memberwraps import store_member_wrap, wrap_name, wraps_of
 from cairn.registry.modelkeys import (
     ModelKeys,
@@ -26,6 +26,7 @@ from cairn.registry.modelkeys import (
     store_model_keys,
 )
 from cairn.registry.newmodels import public_of
+from cairn.registry.permission import check_root, root_key_of
 from cairn.registry.registry import Registry
 from cairn.registry.rights import Role, readable
 from cairn.registry.rootkeys import NEXT, root_record_name, root_records, store_wrap_name
@@ -71,6 +72,7 @@ def _set_keys(registry: Registry, model: ModelId, change: Callable[[ModelKeys], 
     made: list[KeyRotate] = []
 
     def build(state: State) -> KeyRotate:
+        check_root(opened, state)
         held, old = state.models[model], registry.model_keys(model)
         keys = change(old)
         wraps = [
@@ -84,7 +86,7 @@ def _set_keys(registry: Registry, model: ModelId, change: Callable[[ModelKeys], 
 
     registry.refresh()
     registry.check_writable()
-    check_root(registry)
+    check_root(registry.opened, registry.state)
     held = registry.state.models[model]
     names = [held.wrap, *held.readers.values()]
     try:
@@ -128,7 +130,7 @@ def rotate_root(registry: Registry, passphrase: str | None = None) -> Path | Non
     registry.refresh()
     registry.check_writable()
     old, store = root_key_of(opened), opened.store
-    check_root(registry)
+    check_root(registry.opened, registry.state)
     if passphrase is None and root_records(opened.backend):
         raise RefusedError("this store has a passphrase", hint="give one: set CAIRN_NEW_PASSPHRASE, or enter it")
     new = RootKey(old.generation + 1, opened.entropy.token(32))
@@ -141,6 +143,7 @@ def rotate_root(registry: Registry, passphrase: str | None = None) -> Path | Non
     made: list[RootRotate] = []
 
     def build(state: State) -> RootRotate:
+        check_root(opened, state)
         models = []
         for identifier in state.models:
             with suppress(GoneError):
@@ -181,20 +184,6 @@ def rotate_root(registry: Registry, passphrase: str | None = None) -> Path | Non
     return key_file
 
 
-def check_root(registry: Registry) -> None:
-    """Raise unless the root key at hand is the one in force.
-
-    Raises:
-        NotAllowed: it was rotated since.
-    """
-    held, force = root_key_of(registry.opened).generation, registry.state.root_generation
-    if held != force:
-        raise NotAllowed(
-            f"the root key at hand is of generation {held}, and {force} is in force",
-            hint=f"use the new key file; a rotation that was interrupted left it beside the old one, as ...{NEXT}",
-        )
-
-
 def export_recovery(registry: Registry, path: Path) -> None:
     """Write a file that opens everything, as a key file does, until the root key is rotated.
 
@@ -202,7 +191,7 @@ def export_recovery(registry: Registry, path: Path) -> None:
         ObjectExists: there is a file.
         NotAllowed: this user is no owner, or a service holds the root key.
     """
-    check_root(registry)
+    check_root(registry.opened, registry.state)
     write_private(path, dump_key_file(registry.opened.store, root_key_of(registry.opened)))
 
 

@@ -14,7 +14,7 @@ import msgspec
 import torch
 from blake3 import blake3
 
-from cairn.core.errors import IntegrityError, NotFoundError, SaveFailed, StateMismatch
+from cairn.core.errors import IntegrityError, NotAllowed, NotFoundError, SaveFailed, StateMismatch
 from cairn.core.heap import collection_paused
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import LISTED_NAMES_MAX, READ_BYTES_TARGET
@@ -140,7 +140,7 @@ class Loader:
     def _load_found(
         self, found: tuple[ModelId, CheckpointId], state: dict[str, Any], options: LoadOptions, begun: float
     ) -> LoadReport:
-        manifest = CheckpointManifest(self._registry, *found)
+        manifest = CheckpointManifest(self._registry, *found, readable_only=True)
         check_exact_enough(manifest.body.exactness, options.require, manifest.what)
         begun = self._lap("resolve", begun)
         parts, binding = parts_of(state), Binding()
@@ -150,13 +150,22 @@ class Loader:
             for (scope, path), part in parts.items():
                 below = stored.get(aliases[scope], StoredScope())
                 binding.add(part.bind(below.below(path) if path else below))
-        verdict = self._vote(manifest, binding, options)
+        hidden = [component.name.lower() for component in manifest.hidden]
+        try:
+            verdict = self._vote(manifest, binding, options)
+        except StateMismatch as error:
+            if not hidden:
+                raise
+            raise NotAllowed(
+                f"{' and '.join(hidden)} of {manifest.what} were not granted to you, and {error.message}",
+                hint=f"ask an owner to run: cairn grant MODEL IDENTITY --read {','.join(hidden)}",
+            ) from error
         with collection_paused(), manifest.explained():
             prepared = self._prepare(manifest, binding.reads)
         begun = self._lap("plan", begun)
         self._read(prepared, options)
         begun = self._lap("read", begun)
-        notes = list(binding.notes)
+        notes = [*binding.notes, *(f"not granted to you: {name}" for name in hidden)]
         for finish in (*binding.finish, *binding.last):
             notes += finish()
         self._agree_on_success()

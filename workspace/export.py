@@ -93,7 +93,7 @@ def export(
     destination = checked_destination(destination)
     token = registry.opened.entropy.token(6).hex()
     with pinned(registry, model, checkpoint), becoming(destination, token) as partial:
-        manifest = CheckpointManifest(registry, model, checkpoint)
+        manifest = CheckpointManifest(registry, model, checkpoint, readable_only=True)
         components = _components(manifest, options)
         beside = list(_files_beside(manifest))
         along = write_files(manifest, beside, partial)
@@ -127,6 +127,9 @@ def _components(manifest: CheckpointManifest, options: ExportOptions) -> Sequenc
     present = [one for one in STATE if one in manifest.components]
     default = STATE if options.format != "safetensors" else STATE[:1]
     wanted = [named[name] for name in options.components] or default
+    for component in wanted:
+        if component in manifest.hidden:
+            manifest.refuse(component)
     missing = [one for one in wanted if one not in present]
     if (options.components and missing) or len(missing) == len(wanted):
         names = ", ".join(one.name.lower() for one in missing)

@@ -58,7 +58,7 @@ def open(  # as in gzip and zipfile: it is called `cairn.open`
         found = resolve(registry, selector)
         pin = Pin(registry, *found)
         try:
-            manifest = CheckpointManifest(registry, *found)
+            manifest = CheckpointManifest(registry, *found, readable_only=True)
             return OpenCheckpoint(registry, manifest, selector, framework, owned, pin)
         except BaseException:
             pin.release()

@@ -21,6 +21,7 @@ from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.contents import Entry, Named, contents
 from cairn.registry.entries import Commit, ObjectRef, RefChange, Supply
 from cairn.registry.fold import BRANCH
+from cairn.registry.gone import check_may_return
 from cairn.registry.indexing import read_object
 from cairn.registry.journal import Journal
 from cairn.registry.names import ref_tag
@@ -249,6 +250,7 @@ class Delivery:
 
         def build(state_now: State) -> Commit:
             nonlocal expected, races
+            check_may_return(self._target, self._model, self._checkpoint)
             now = state_now.models[self._model].refs.get(tag)
             actual = CheckpointId(now.checkpoint) if now else None
             if actual != expected:
@@ -285,10 +287,10 @@ class Delivery:
 
     def _nearest(self, target: State) -> bytes | None:
         """The nearest checkpoint of the source's history that the target has."""
-        here, there = self._source.state.models[self._model].checkpoints, target.models[self._model].checkpoints
+        here, there = self._source.state.models[self._model], target.models[self._model]
         at = self._manifest.state.parent
-        while at is not None and at not in there:
-            at = here[at].parent if at in here else None
+        while at is not None and at not in there.checkpoints and at not in there.gone:
+            at = here.parent_of(at)
         return at
 
     def _index(self, uploads: Uploads, save: ChunkSave) -> tuple[bytes, tuple[ObjectRef, ...]]:

@@ -1,5 +1,7 @@
 """Models and refs by the names that people give them."""
 
+from collections.abc import Iterator
+
 import msgspec
 
 from cairn.core.canonical import decode, encode
@@ -15,11 +17,16 @@ from cairn.store.crypto.components import ComponentClass
 _META = "commit-meta"
 
 
-class CommitMeta(msgspec.Struct, frozen=True):
-    """What listings show of a commit; sealed to the model's meta key."""
+class CommitMeta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What listings show of a commit; sealed to the model's meta key.
+
+    Args:
+        metrics: numbers that the checkpoint is to be told by, such as a loss; retention can keep the best.
+    """
 
     message: str
     step: int | None
+    metrics: dict[str, float] = {}
 
 
 class _NameTaken(Exception):
@@ -35,11 +42,12 @@ class NamedRef(msgspec.Struct, frozen=True):
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """One checkpoint of a history."""
+    """One checkpoint of a history; `deleted_behind` counts those that were deleted between it and the next."""
 
     id: CheckpointId
     state: Checkpoint
     meta: CommitMeta
+    deleted_behind: int = 0
 
 
 def find_model(registry: Registry, name: str) -> ModelId:
@@ -162,14 +170,26 @@ def open_meta(registry: Registry, model: ModelId, checkpoint: Checkpoint) -> Com
     return decode(plain, CommitMeta, what)
 
 
+def walk(model: Model, tip: CheckpointId | None) -> Iterator[CheckpointId]:
+    """Ids from a tip back along ref parents, newest first, deleted ones included."""
+    while tip is not None and (tip in model.checkpoints or tip in model.gone):
+        yield tip
+        parent = model.parent_of(tip)
+        tip = CheckpointId(parent) if parent else None
+
+
 def history(registry: Registry, model: ModelId, tip: CheckpointId | None, number: int | None = None) -> list[LogLine]:
-    """Checkpoints from a tip back along ref parents, newest first, at most `number` of them."""
+    """Checkpoints from a tip back along ref parents, newest first, at most `number` of them; no deleted ones."""
     lines: list[LogLine] = []
-    checkpoints = registry.state.models[model].checkpoints
-    while tip is not None and tip in checkpoints and len(lines) != number:
-        state = checkpoints[tip]
-        lines.append(LogLine(tip, state, open_meta(registry, model, state)))
-        tip = CheckpointId(state.parent) if state.parent else None
+    held = registry.state.models[model]
+    for identifier in walk(held, tip):
+        state = held.checkpoints.get(identifier)
+        if state is not None:
+            if len(lines) == number:
+                break
+            lines.append(LogLine(identifier, state, open_meta(registry, model, state)))
+        elif lines:
+            lines[-1] = msgspec.structs.replace(lines[-1], deleted_behind=lines[-1].deleted_behind + 1)
     return lines
 
 

@@ -13,6 +13,7 @@ from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.delivery import Delivery, Selection
 from cairn.registry.entries import ModelCreate
 from cairn.registry.fold import BRANCH
+from cairn.registry.gone import check_may_return
 from cairn.registry.modelkeys import import_model_keys
 from cairn.registry.models import model_name, move_ref, ref_kind, ref_value
 from cairn.registry.names import LATEST, MAIN, check_ref_name, model_tag
@@ -79,6 +80,7 @@ def send(
         NotAllowed: the stores belong to different tenants.
         RefMoved: the target's ref has something that the source does not know; nothing was changed.
         ConflictError: the target has another model of this name.
+        GoneError: the checkpoint was deleted in the target, and can be restored there.
         IntegrityError: the source lacks something, or holds it damaged.
     """
     if not options.reseal:
@@ -93,6 +95,7 @@ def send(
             raise UsageError(f"{name!r} is a tag", hint="name the branch that is to get it with --to")
         return _reseal(source, target, CheckpointManifest(source, model, checkpoint), name, options, progress)
     bring_model(source, target, model)
+    check_may_return(target, model, checkpoint)
     for left in reversed(range(_TRIES)):
         before = ref_value(target, model, name)
         _check_moves_forward(source, target, (model, name, kind), before, checkpoint, options.rebase)
@@ -242,8 +245,8 @@ def _is_ancestor(registry: Registry, model: ModelId, old: CheckpointId, new: Che
     """Whether a checkpoint stands in another's history, as a store knows it."""
     known = registry.state.models.get(model)
     at: bytes | None = new
-    while known is not None and at is not None and at in known.checkpoints:
-        at = known.checkpoints[at].parent
+    while known is not None and at is not None:
+        at = known.parent_of(at)
         if at == old:
             return True
     return False

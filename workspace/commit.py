@@ -24,6 +24,7 @@ from cairn.registry.checkpoint import CheckpointManifest, split_digests
 from cairn.registry.fold import TAG
 from cairn.registry.location import FOLDER
 from cairn.registry.manifestwriter import ManifestWriter
+from cairn.registry.metrics import checked_metrics
 from cairn.registry.models import CommitMeta, ensure_model, find_model, open_meta, ref_kind, ref_value
 from cairn.registry.names import MAIN, check_model_name, check_ref_name
 from cairn.registry.publish import Draft, publish
@@ -54,7 +55,8 @@ class CommitOptions(msgspec.Struct, frozen=True):
 
     Args:
         opaque: keep all files as plain bytes, parse nothing.
-        always: make a checkpoint even if the branch's tip has the same content, step and message.
+        always: make a checkpoint even if the branch's tip has the same content, step, message and metrics.
+        metrics: numbers that the checkpoint is told by; checked when it is committed.
     """
 
     branch: str = MAIN
@@ -63,6 +65,7 @@ class CommitOptions(msgspec.Struct, frozen=True):
     opaque: bool = False
     always: bool = False
     codec: CodecPolicy = CodecPolicy.RAW
+    metrics: dict[str, float] = {}
 
 
 class CommitResult(msgspec.Struct, frozen=True):
@@ -161,7 +164,7 @@ class _Commit:
             tensors, files = self._entries(tree)
             self.held = entries_of(self.states)
             components, reachable = self._pages(tensors, files)
-            meta = CommitMeta(self.options.message, self.options.step)
+            meta = CommitMeta(self.options.message, self.options.step, checked_metrics(self.options.metrics))
             if model is not None and expected is not None and self._same_as_tip(model, expected, components, meta):
                 self._remember(tree, model)
                 return self._result(tree, expected, model, False, tensors)

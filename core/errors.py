@@ -112,6 +112,12 @@ class Overtaken(ConflictError):
     code = "overtaken"
 
 
+class PlanVoid(ConflictError):
+    """A plan no longer holds: the log has grown by an entry that matters to it."""
+
+    code = "plan-void"
+
+
 # --- It is not there. -------------------------------------------------------------------------
 
 

@@ -26,18 +26,19 @@ class ProcessMark(msgspec.Struct, frozen=True):
 def this_process() -> ProcessMark:
     """The mark of the calling process."""
     number = os.getpid()
-    return ProcessMark(_machine(), number, _started(number) or 0)
+    return ProcessMark(this_machine(), number, _started(number) or 0)
 
 
 def is_known_dead(mark: ProcessMark) -> bool:
     """Whether a process ran on this machine and runs no more; False wherever that cannot be told."""
-    machine = _machine()
+    machine = this_machine()
     if not machine or mark.machine != machine or not mark.number:
         return False
     return _started(mark.number) != mark.started
 
 
-def _machine() -> str:
+def this_machine() -> str:
+    """Boot and process namespace; empty where the system does not tell."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"

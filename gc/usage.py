@@ -107,7 +107,7 @@ def _split_bytes(registry: Registry, state: State, needed: set[ContentId]) -> tu
     counted, reachable, unreferenced = set[ContentId](), 0, 0
     for piece in state.pieces:
         for identifier, at in locations_of(registry.opened, state, piece)[0]:
-            if at.pack in state.condemned:
+            if not state.in_force(at.pack):
                 continue
             if identifier in needed and identifier not in counted:
                 counted.add(identifier)

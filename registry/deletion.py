@@ -81,25 +81,30 @@ def restore(registry: Registry, model: ModelId, checkpoints: Sequence[Checkpoint
     return restored
 
 
+def due_to_drop(registry: Registry) -> list[tuple[ModelId, CheckpointId]]:
+    """Tombstoned checkpoints whose time has come, by this machine's clock, as of the last refresh."""
+    state, now = registry.state, registry.opened.clock.wall_ns()
+    return [(ModelId(model), one) for model in state.models for one in _due(state, ModelId(model), now)]
+
+
 def drop_due(registry: Registry) -> list[tuple[ModelId, CheckpointId]]:
     """Drop every tombstoned checkpoint whose time has come, by this machine's clock; returns them."""
-    now = registry.opened.clock.wall_ns()
-    models = [ModelId(model) for model in registry.refresh().models]
-    return [(model, one) for model in models for one in _drop_due_of(registry, model, now)]
+    registry.refresh()
+    models = dict.fromkeys(model for model, _ in due_to_drop(registry))
+    return [(model, one) for model in models for one in _drop_due_of(registry, model)]
 
 
-def _drop_due_of(registry: Registry, model: ModelId, now: int) -> list[CheckpointId]:
-    due = _due(registry.state, model, now)
+def _drop_due_of(registry: Registry, model: ModelId) -> list[CheckpointId]:
+    due: list[CheckpointId] = []
 
     def build(state: State) -> Drop:
-        due[:] = _due(state, model, now)
+        due[:] = _due(state, model, registry.opened.clock.wall_ns())
         if not due:
             raise _NothingToDo
         return Drop(model, tuple(due))
 
-    if due:
-        with suppress(_NothingToDo):
-            registry.append(build)
+    with suppress(_NothingToDo):
+        registry.append(build)
     return due
 
 

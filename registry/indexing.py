@@ -81,13 +81,17 @@ def piece_locations(opened: OpenStore, state: State, piece: Piece) -> list[tuple
     Raises:
         IntegrityError: the piece is missing, damaged, or lists other packs than its commit.
     """
-    plain, what = _piece_plain(opened, state, piece)
+    plain, what = piece_plain(opened, state, piece)
     _, entries = decode_piece(plain, what)
     return [(e.id, Location(piece.first + e.pack, e.offset, e.length)) for e in entries]
 
 
-def _piece_plain(opened: OpenStore, state: State, piece: Piece) -> tuple[bytes, str]:
-    """Plaintext of a piece and what to call it; its packs are those of its commit, the rest is unchecked."""
+def piece_plain(opened: OpenStore, state: State, piece: Piece) -> tuple[bytes, str]:
+    """Plaintext of a piece and what to call it; its packs are those of its commit, the rest is unchecked.
+
+    Raises:
+        IntegrityError: it is missing, damaged, or lists other packs.
+    """
     what = f"index piece {piece.object.object_name('index')}"
     sealed = read_object(opened, piece.object, "index")
     plain = open_object(opened.secrets.k_index, opened.store, ObjectKind.INDEX_PIECE, sealed, what)
@@ -133,7 +137,7 @@ def found_in(opened: OpenStore, state: State, pieces: Iterable[Piece]) -> Found:
     for piece in pieces:
         if piece.object.size > INDEX_ROWS_MAX * ENTRY_BYTES:
             with suppress(IntegrityError):
-                plain, what = _piece_plain(opened, state, piece)
+                plain, what = piece_plain(opened, state, piece)
                 check_piece(plain, what)
                 found.pieces[piece.first] = plain
                 continue

@@ -10,7 +10,7 @@ import msgspec
 from blake3 import blake3
 
 from cairn.core.canonical import encode
-from cairn.core.errors import BadInput, ConflictError, NotFoundError, UsageError
+from cairn.core.errors import BadInput, NotFoundError, PlanVoid, UsageError
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import PLAN_BYTES_MAX, PLAN_RACES_MAX
 from cairn.registry.deletion import tombstone
@@ -101,7 +101,7 @@ def apply_plan(registry: Registry, plan: RetentionPlan, grace_seconds: float = 0
     """Delete what a plan says; returns it. Makes it again first, so that a file decides nothing.
 
     Raises:
-        ConflictError: the plan is void, since something changed; nothing was deleted.
+        PlanVoid: the plan is void, since something changed; nothing was deleted.
         UsageError: it is of another store.
     """
     state = registry.refresh()
@@ -124,14 +124,14 @@ def retain(
     """Plan and apply, again if something changes between the two; returns the plan that was applied.
 
     Raises:
-        ConflictError: something changed each time.
+        PlanVoid: something changed each time.
     """
     for left in reversed(range(PLAN_RACES_MAX)):
         registry.refresh()
         plan = plan_retention(registry, model, branch, rules)
         try:
             _execute(registry, plan, grace_seconds)
-        except ConflictError:
+        except PlanVoid:
             if not left:
                 raise
         else:
@@ -224,9 +224,9 @@ def _seen(state: State, model: ModelId) -> str:
     return blake3(encode([sorted(held.refs.items()), sorted(held.checkpoints.items())])).hexdigest()
 
 
-def _void(registry: Registry, plan: RetentionPlan) -> ConflictError:
+def _void(registry: Registry, plan: RetentionPlan) -> PlanVoid:
     name = model_name(registry, ModelId(bytes.fromhex(plan.model)))
-    return ConflictError(
+    return PlanVoid(
         f"the plan for {name!r} of log position {plan.length} is void: a ref or checkpoint of the model has changed",
         hint=f"nothing was deleted; plan again: 'cairn retain plan {name}@{plan.branch} ...'",
     )

@@ -5,7 +5,7 @@ numbered heartbeat objects beside it show that the writer lives. All go when the
 leaves them, and a collector gives the session up after the store's silence time.
 
 A session that lasts while collectors work *advances*: it makes sure that what it has uploaded and relies on is still
-good by a newer fold, and says so by an object with that fold's epoch, so that collectors need not wait for it.
+good by a newer fold, and says so by a newer record with that fold's epoch, so that collectors need not wait for it.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from cairn.store.codec import CodecPolicy
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
 
 FOLDER = "sessions"
-OPEN, EPOCH = ".open", ".epoch-"
+OPEN, RECORD = ".open", ".record-"
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 # Collections that may go on while a session is opened, before that is given up.
 _OPENINGS_MAX = 16
@@ -63,7 +63,7 @@ def session_object(session: SessionId) -> str:
 
 
 def read_session(opened: OpenStore, session: SessionId, names: Iterable[str] | None = None) -> SessionRecord:
-    """What a session says of itself, by the newest epoch that it has advanced to.
+    """What a session says of itself, by its newest record.
 
     Args:
         names: of the objects in the sessions' folder, if they have been listed.
@@ -74,16 +74,21 @@ def read_session(opened: OpenStore, session: SessionId, names: Iterable[str] | N
     """
     if names is None:
         names = [listed.name for listed in opened.backend.list(FOLDER)]
-    stem = f"{FOLDER}/{session.hex()}{EPOCH}"
-    numbers = [name.removeprefix(stem) for name in names if name.startswith(stem)]
-    newest = max((int(number) for number in numbers if number.isdigit()), default=None)
-    name = session_object(session) if newest is None else f"{stem}{newest}"
+    newest = _newest_record(session, names)
+    name = f"{FOLDER}/{session.hex()}{RECORD}{newest}" if newest else session_object(session)
     what = f"session object {name}"
     plain = open_object(opened.secrets.k_log, opened.store, ObjectKind.SESSION, opened.backend.read(name), what)
     record = decode(plain, SessionRecord, what)
-    if record.session != session or (newest is not None and record.epoch != newest):
+    if record.session != session:
         raise IntegrityError(f"{what} is another session's")
     return record
+
+
+def _newest_record(session: SessionId, names: Iterable[str]) -> int:
+    """Number of a session's newest record; 0 if its object is the only one."""
+    stem = f"{FOLDER}/{session.hex()}{RECORD}"
+    numbers = [name.removeprefix(stem) for name in names if name.startswith(stem)]
+    return max((int(number) for number in numbers if number.isdigit()), default=0)
 
 
 class Session:
@@ -100,9 +105,11 @@ class Session:
         self.id = resumed or SessionId(opened.entropy.token(RANDOM_ID_BYTES))
         self._registry, self._opened = registry, opened
         self._resumed = resumed is not None
-        self._good = state.epoch, state.length - 1
+        self._good, self._records = (state.epoch, state.length - 1), 0
         if resumed is not None:
-            self._good = read_session(opened, resumed).epoch, state.length - 1
+            names = [listed.name for listed in opened.backend.list(FOLDER)]
+            self._good = read_session(opened, resumed, names).epoch, state.length - 1
+            self._records = _newest_record(resumed, names)
         # Whether own packs may have been uploaded under another epoch than the session's.
         self._advanced = self._resumed
         self._settled = False
@@ -135,7 +142,9 @@ class Session:
         with self._lock:
             if self._heart is None:
                 self._reclaim_others()
-                if not self._resumed:
+                if self._resumed:
+                    self._renew()
+                else:
                     self._open()
                 seconds = self._registry.state.heartbeat_seconds
                 self._heart = Heartbeat(self._opened, self.name, seconds, self._beat)
@@ -170,6 +179,11 @@ class Session:
             self.id = SessionId(self._opened.entropy.token(RANDOM_ID_BYTES))
         raise Overtaken("no session could be opened: collections follow one another", hint="repeat the command")
 
+    def _renew(self) -> None:
+        """Say anew what the session is."""
+        self._put(f"{RECORD}{self._records + 1}")
+        self._records += 1
+
     def _put(self, ending: str) -> None:
         opened = self._opened
         record = SessionRecord(self.id, self.epoch, opened.identity.actor, opened.clock.wall_ns(), this_process())
@@ -186,7 +200,7 @@ class Session:
         state = self._registry.refresh()
         while state.epoch != self.epoch and self._take_up(state):
             if self._heart is not None:
-                self._put(f"{EPOCH}{self.epoch}")
+                self._renew()
             state = self._registry.refresh()
 
     def _take_up(self, state: State) -> bool:
@@ -243,10 +257,8 @@ class Session:
             if self._heart is None:
                 return
             self._heart = None
-            if self._advanced:
-                for listed in list(self._opened.backend.list(FOLDER)):
-                    if listed.name.startswith(f"{self.name}{EPOCH}"):
-                        self._opened.backend.delete(listed.name)
+            for number in range(self._records, 0, -1):
+                self._opened.backend.delete(f"{self.name}{RECORD}{number}")
             self._opened.backend.delete(f"{self.name}{OPEN}")
 
     def __enter__(self) -> "Session":

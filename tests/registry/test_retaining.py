@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cairn.core.errors import BadInput, ConflictError, NotFoundError, UsageError
+from cairn.core.errors import BadInput, NotFoundError, PlanVoid, UsageError
 from cairn.registry.deletion import drop_due, restore, tombstone
 from cairn.registry.entries import Verified
 from cairn.registry.fold import BRANCH, TAG
@@ -178,7 +178,7 @@ def test_a_plan_is_void_once_its_model_has_changed(line: Line, change: Callable[
     plan = decode_plan(encode_plan(plan_retention(line.registry, line.model, "main", Retention(last=3))))
     change(line)
     before, steps = line.registry.refresh().length, line.steps()
-    with pytest.raises(ConflictError, match="is void") as caught:
+    with pytest.raises(PlanVoid, match="is void") as caught:
         apply_plan(line.registry, plan)
     assert "plan again: 'cairn retain plan m@main" in caught.value.hint
     assert (line.registry.refresh().length, line.steps()) == (before, steps)
@@ -198,7 +198,7 @@ def test_a_file_decides_nothing_but_the_rules(line: Line) -> None:
     plan = plan_retention(line.registry, line.model, "main", NEWEST)
     bold = tuple(msgspec.structs.replace(one, kept_by=()) for one in plan.verdicts)
     for changed in ({"verdicts": bold}, {"verdicts": plan.verdicts[1:]}, {"seen": "00"}, {"rules": Retention(last=4)}):
-        with pytest.raises(ConflictError, match="is void"):
+        with pytest.raises(PlanVoid, match="is void"):
             apply_plan(line.registry, msgspec.structs.replace(plan, **changed))
     with pytest.raises(UsageError, match="of store"):
         apply_plan(twin_of(line.site).registry(), plan)
@@ -250,7 +250,7 @@ def test_one_who_is_always_late_says_so(line: Line) -> None:
     backend = interleaved(
         line.site.backend, lambda: line.commit(next(steps), rival), op="create", name="log/*", times=99
     )
-    with pytest.raises(ConflictError, match="is void"):
+    with pytest.raises(PlanVoid, match="is void"):
         retain(line.site.registry(backend), line.model, "main", NEWEST)
     assert len(line.steps()) == len(line.ids)
 
@@ -262,7 +262,7 @@ def test_two_appliers_at_once_delete_once(line: Line, from_file: bool) -> None:
     backend = interleaved(line.site.backend, lambda: apply_plan(other, plan), op="create", name="log/*")
     registry = line.site.registry(backend)
     if from_file:
-        with pytest.raises(ConflictError, match="is void"):
+        with pytest.raises(PlanVoid, match="is void"):
             apply_plan(registry, plan)
     else:
         assert retain(registry, line.model, "main", NEWEST).removed == []

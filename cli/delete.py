@@ -66,13 +66,14 @@ def status(model: str | None, as_json: bool, quiet: bool) -> None:
             if one.restorable:
                 emit(one.id.hex())
     else:
-        table(("CHECKPOINT", "DELETED", "BY", "WHY", "RESTORABLE"), [_row(name, one) for name, one in listed])
+        rows = [_row(name, one, registry.opened.clock.wall_ns()) for name, one in listed]
+        table(("CHECKPOINT", "DELETED", "BY", "WHY", "RESTORABLE"), rows)
 
 
-def _row(name: str, one: "Deleted") -> tuple[str, ...]:
+def _row(name: str, one: "Deleted", now: int) -> tuple[str, ...]:
     deleted_at = when(one.deleted_at) if one.deleted_at is not None else f"by entry {one.gone.n}"
-    until = f"until a gc apply after {when(one.gone.due_at)}" if one.restorable else "no"
-    return f"{name}@{short(one.id)}", deleted_at, short(one.gone.actor), one.gone.cause, until
+    until = "the next gc apply" if one.gone.due_at <= now else f"a gc apply after {when(one.gone.due_at)}"
+    return f"{name}@{short(one.id)}", deleted_at, short(one.gone.actor), one.gone.cause, f"until {until}" if one.restorable else "no"
 
 
 def _as_json(name: str, one: "Deleted") -> dict[str, object]:

@@ -319,7 +319,7 @@ def test_A15_twenty_saves_start_no_process(runs: Runs, monkeypatch: pytest.Monke
 
 
 def test_A20_A03_no_save_deletes_what_an_earlier_one_stored(runs: Runs) -> None:
-    """There is no retention here yet; what a checkpointer deletes are its own session and fragments."""
+    """What a checkpointer deletes are its own session and fragments."""
     backend = FaultyBackend(runs.site.backend)
     for step in range(3):
         before = set(runs.site.names())

@@ -1,11 +1,11 @@
 """`cairn retain` and `cairn delete`: what they print, take and exit with."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
+from cairn.cli.app import run
 from tests.cli.conftest import Shell
 
 
@@ -96,9 +96,6 @@ def test_rules_can_be_applied_at_once(shell: Shell, ids: list[str], capfd: pytes
     shell("retain", "apply", "m", "--last", "1", "--yes")
     shell("tag", "m", "first", "--delete")
     capfd.readouterr()
-    os.environ["COLUMNS"] = "100"
-    from cairn.cli.app import run
-
     assert run(["retain", "apply", "m", "--last", "1", "--yes", "--grace", "3600"]) == 0
     told = capfd.readouterr().err
     assert "cairn delete restore MODEL@ID" in told and "the first 'cairn gc apply' after 3600 seconds" in told

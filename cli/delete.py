@@ -73,7 +73,8 @@ def status(model: str | None, as_json: bool, quiet: bool) -> None:
 def _row(name: str, one: "Deleted", now: int) -> tuple[str, ...]:
     deleted_at = when(one.deleted_at) if one.deleted_at is not None else f"by entry {one.gone.n}"
     until = "the next gc apply" if one.gone.due_at <= now else f"a gc apply after {when(one.gone.due_at)}"
-    return f"{name}@{short(one.id)}", deleted_at, short(one.gone.actor), one.gone.cause, f"until {until}" if one.restorable else "no"
+    restorable = f"until {until}" if one.restorable else "no"
+    return f"{name}@{short(one.id)}", deleted_at, short(one.gone.actor), one.gone.cause, restorable
 
 
 def _as_json(name: str, one: "Deleted") -> dict[str, object]:

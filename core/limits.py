@@ -148,6 +148,10 @@ GC_REPACK_BYTES_PER_ROUND = 64 * GIB
 GC_OBJECTS_PER_ROUND = 60_000
 # Deleted objects that one `gc.swept` entry tells of: an interrupted collector deletes at most so many again.
 GC_SWEEP_BATCH = 1000
+# Index pieces smaller than this that stand one after the other are made one, when there are so many: a cold open then
+# reads few objects, and each entry is written anew a few times in its life.
+GC_MERGE_PIECE_BYTES_MAX = 8 * MIB
+GC_MERGE_PIECES_MIN = 16
 # Looks at the sessions that are waited for: so often, at most.
 GC_LOOK_SECONDS_MAX = 5.0
 

@@ -16,7 +16,9 @@ from cairn.core.limits import (
     GC_UNUSED_FRACTION,
 )
 from cairn.core.progress import Progress, Silent
+from cairn.gc.counted import Counted
 from cairn.gc.deferred import Deferral
+from cairn.gc.merging import merge_pieces
 from cairn.gc.observe import SeenSession, list_pins, list_sessions, observe
 from cairn.gc.plan import Marked, Plan, make_plan, update_plan
 from cairn.gc.repack import repack
@@ -66,6 +68,7 @@ class Collected:
         objects_deferred: what stays condemned because a reader's pin protects it.
         unreadable: packs that could not be repacked, and why.
         sessions_ended: of dead writers, whose objects were removed.
+        pieces_merged: index pieces that went into others.
     """
 
     rounds: int = 0
@@ -75,6 +78,7 @@ class Collected:
     objects_deferred: int = 0
     unreadable: dict[str, str] = field(default_factory=dict)
     sessions_ended: int = 0
+    pieces_merged: int = 0
 
 
 @dataclass(slots=True)
@@ -102,6 +106,7 @@ class Collector:
         self._options, self._progress = options or Options(), progress or Silent()
         state, home = registry.state, registry.opened.home
         self._silence = Silence(home.watched_file(self._opened.store), self._opened.clock, state.silence_seconds)
+        self._counted = Counted(self._opened)
         self._sizes: dict[bytes, int] = {}
         self.done = Collected()
 
@@ -121,6 +126,8 @@ class Collector:
             IntegrityError: a reachability list cannot be read; nothing more was deleted.
         """
         self._registry.check_writable()
+        if not self._options.condemn_only:
+            self.done.pieces_merged = merge_pieces(self._registry)
         for _ in range(_ROUNDS_MAX):
             plan, marked = self._observe_and_plan()
             if not plan.empty and not self._condemn(plan, marked):
@@ -151,6 +158,7 @@ class Collector:
         return self._finish()
 
     def _finish(self) -> Collected:
+        self._counted.keep()
         self._clear_the_dead()
         self._opened.backend.reclaim("")
         return self.done
@@ -161,7 +169,12 @@ class Collector:
         self._sizes = observed.objects
         options = self._options
         return make_plan(
-            self._registry, observed, drops=drops, unused=options.unused, repack_bytes=options.repack_bytes
+            self._registry,
+            observed,
+            self._counted,
+            drops=drops,
+            unused=options.unused,
+            repack_bytes=options.repack_bytes,
         )
 
     # --- condemn ------------------------------------------------------------------------------------
@@ -268,11 +281,11 @@ class Collector:
     def _delete(self, packs: list[int], keys: list[bytes]) -> None:
         """Delete, and tell the log exactly what was: in batches, and what was done so far if one delete fails."""
         state = self._registry.state
-        self._progress.stage("delete", len(packs) + len(keys))
         names: list[tuple[int | bytes, str, int]] = [
             *((number, state.pack(number).name, state.pack(number).size) for number in packs),
             *((key, name_of_key(key), self._sizes.get(key, 0)) for key in keys),
         ]
+        self._progress.stage("delete", sum(size for _, _, size in names))
         for first in range(0, len(names), GC_SWEEP_BATCH):
             deleted: list[int | bytes] = []
             try:
@@ -281,7 +294,7 @@ class Collector:
                     deleted.append(which)
                     self.done.objects_deleted += 1
                     self.done.bytes_deleted += size
-                    self._progress.advance(1)
+                    self._progress.advance(size)
             finally:
                 self._tell_swept(deleted)
 

@@ -70,10 +70,10 @@ def check_none_gone(
         GoneError: of the newest such.
     """
     held = registry.state.models[model]
-    for identifier in walk(held, tip):
-        gone = held.gone.get(identifier)
+    for past in walk(registry, model, tip):
+        gone = held.gone.get(past.id)
         if gone is not None and gone.checkpoint is not None and fits(open_meta(registry, model, gone.checkpoint)):
-            raise gone_error(registry, model, identifier)
+            raise gone_error(registry, model, past.id)
 
 
 def _claimed_at(registry: Registry, n: int) -> int | None:

@@ -10,6 +10,7 @@ from cairn.core.errors import IntegrityError, ObjectNotFound
 from cairn.core.ids import ContentId, parse_object_name
 from cairn.core.limits import INDEX_ROWS_MAX, KNOWN_BYTES_MAX, SEALED_OBJECT_BYTES_MAX
 from cairn.registry.entries import ObjectRef
+from cairn.registry.numbers import within
 from cairn.registry.opened import OpenStore
 from cairn.registry.state import PACK_RECORD_BYTES, Piece, State, pack_records
 from cairn.store.cache import Cache
@@ -110,6 +111,8 @@ def locations_of(opened: OpenStore, state: State, piece: Piece) -> tuple[list[tu
     found: list[tuple[ContentId, Location]] = []
     complete = True
     for number in range(piece.first, piece.first + piece.count):
+        if within(state.swept, number):
+            continue
         try:
             chunks = read_footer(opened.backend, state.pack(number).name, opened.secrets.k_index, opened.store)
         except (IntegrityError, ObjectNotFound):

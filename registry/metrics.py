@@ -1,10 +1,12 @@
 """Numbers that a checkpoint is told by: checked where they come in."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from operator import index
 from typing import Any
 
 from cairn.core.errors import UsageError
-from cairn.core.limits import METRIC_NAME_CHARS_MAX, METRICS_MAX
+from cairn.core.limits import METRIC_NAME_CHARS_MAX, METRICS_MAX, STEP_MAX
 
 
 def checked_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -18,6 +20,20 @@ def checked_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
             f"{len(metrics)} metrics, more than {METRICS_MAX}", hint="name those that checkpoints differ by"
         )
     return {_checked_name(name): _checked_number(name, value) for name, value in metrics.items()}
+
+
+def checked_step(step: Any) -> int:
+    """A step as the whole number that it is; numpy's and torch's are taken.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(step, bool):
+        with suppress(TypeError):
+            number = index(step)
+            if 0 <= number <= STEP_MAX:
+                return number
+    raise UsageError(f"step {step!r} is no step", hint="name a whole number from 0 on: int(step)")
 
 
 def parse_metric(text: str) -> tuple[str, float]:

@@ -4,7 +4,8 @@ A plan speaks of one state of its model. Whatever changes there, a commit, a mov
 deleted, makes it void: it is not mended but made anew. Nothing in a plan's file is trusted but its rules and its time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import msgspec
 from blake3 import blake3
@@ -15,11 +16,11 @@ from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import PLAN_BYTES_MAX, PLAN_RACES_MAX
 from cairn.registry.deletion import tombstone
 from cairn.registry.fold import BRANCH
-from cairn.registry.models import LogLine, NamedRef, history, list_refs, model_name, walk
+from cairn.registry.models import LogLine, NamedRef, history, list_refs, model_name, walk_history
 from cairn.registry.presence import PackPresence, is_whole
 from cairn.registry.registry import Registry
 from cairn.registry.retention import Candidate, Retention, kept_by_rules
-from cairn.registry.state import Model, State
+from cairn.registry.state import State
 
 CAUSE = "retention"
 _FORMAT = "cairn retention plan 1"
@@ -79,12 +80,12 @@ def plan_retention(
         name = model_name(registry, model)
         raise NotFoundError(f"model {name!r} has no branch {branch!r}", hint=f"'cairn branch {name}' lists them")
     lines = history(registry, model, tip)
-    kept = _kept_by_names(state.models[model], refs)
+    kept = _kept_by_names(registry, model, refs)
     candidates = [_candidate(line, kept.get(line.id, ())) for line in lines]
     reasons = kept_by_rules(candidates, rules, now)
     if not all(reasons):
         # Asked only if something is to go: it costs a look at the storage.
-        for identifier, reason in _newest_whole(registry, state.models[model], refs):
+        for identifier, reason in _newest_whole(registry, model, refs):
             kept.setdefault(identifier, []).append(reason)
         candidates = [_candidate(line, kept.get(line.id, ())) for line in lines]
         reasons = kept_by_rules(candidates, rules, now)
@@ -166,42 +167,38 @@ def decode_plan(data: bytes) -> RetentionPlan:
 # --- what rules do not decide -----------------------------------------------------------------------
 
 
-def _kept_by_names(model: Model, refs: list[NamedRef]) -> dict[CheckpointId, list[str]]:
+def _kept_by_names(registry: Registry, model: ModelId, refs: list[NamedRef]) -> dict[CheckpointId, list[str]]:
     """What stays since a ref names it, or is one of the newest two of a branch."""
     kept: dict[CheckpointId, list[str]] = {}
     for ref in refs:
         kept.setdefault(ref.checkpoint, []).append(f"{ref.kind} {ref.name}")
         if ref.kind == BRANCH:
-            for identifier in list(_live(model, ref))[1:2]:
-                kept.setdefault(identifier, []).append(f"second of {ref.name}")
+            for line in islice(walk_history(registry, model, ref.checkpoint), 1, 2):
+                kept.setdefault(line.id, []).append(f"second of {ref.name}")
     return kept
 
 
-def _newest_whole(registry: Registry, model: Model, refs: list[NamedRef]) -> Iterator[tuple[CheckpointId, str]]:
+def _newest_whole(registry: Registry, model: ModelId, refs: list[NamedRef]) -> Iterator[tuple[CheckpointId, str]]:
     """Of each branch the newest checkpoint that was verified; if none was, the newest that is there at full size."""
     packs, whole = PackPresence(registry.opened.backend, registry.index()), dict[CheckpointId, bool]()
     for ref in refs:
         if ref.kind != BRANCH:
             continue
-        sound = [one for one in _live(model, ref) if not model.checkpoints[one].quarantined]
-        verified = next((one for one in sound if model.checkpoints[one].verified), None)
+        sound = [one for one in walk_history(registry, model, ref.checkpoint) if not one.state.quarantined]
+        verified = next((one for one in sound if one.state.verified), None)
         if verified is not None:
-            yield verified, f"newest verified of {ref.name}"
+            yield verified.id, f"newest verified of {ref.name}"
             continue
         for one in sound:
-            if one not in whole:
-                whole[one] = is_whole(registry, model.checkpoints[one], packs)
-            if whole[one]:
-                yield one, f"newest whole of {ref.name}"
+            if one.id not in whole:
+                whole[one.id] = is_whole(registry, one.state, packs)
+            if whole[one.id]:
+                yield one.id, f"newest whole of {ref.name}"
                 break
 
 
-def _live(model: Model, ref: NamedRef) -> Iterator[CheckpointId]:
-    return (one for one in walk(model, ref.checkpoint) if one in model.checkpoints)
-
-
-def _candidate(line: LogLine, kept_by: "list[str] | tuple[str, ...]") -> Candidate:
-    return Candidate(line.id, line.meta.step, line.state.claimed_at, line.meta.metrics, tuple(kept_by))
+def _candidate(line: LogLine, kept_by: Sequence[str]) -> Candidate:
+    return Candidate(line.id, line.meta.step, line.saved_at, line.meta.metrics, tuple(kept_by))
 
 
 # --- one state --------------------------------------------------------------------------------------

@@ -10,9 +10,7 @@ with cairn.Checkpointer("path/to/store", "llama") as checkpointer:
             checkpointer.save(step, state)
 """
 
-import contextlib
 import logging
-import operator
 import os
 import threading
 from collections.abc import Mapping
@@ -20,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cairn.core.errors import CairnError, SaveFailed, Superseded, UsageError
+from cairn.core.errors import CairnError, RefusedError, SaveFailed, Superseded, UsageError
 from cairn.core.ids import CheckpointId, ModelId
-from cairn.core.limits import ATTEMPT_SECONDS, CLOSE_SECONDS, RANK_SILENCE_SECONDS, STEP_MAX
+from cairn.core.limits import ATTEMPT_SECONDS, CLOSE_SECONDS, RANK_SILENCE_SECONDS
 from cairn.manifests.exactness import check_level
-from cairn.registry.metrics import checked_metrics
+from cairn.registry.metrics import checked_metrics, checked_step
 from cairn.registry.models import CommitMeta, ensure_model, find_model, open_meta, ref_value
 from cairn.registry.names import MAIN, check_model_name, check_ref_name
 from cairn.registry.registry import Registry
@@ -72,6 +70,7 @@ class Checkpointer:
         exactness: str = "",
         provenance: Mapping[str, Any] | None = None,
         retention: Retention | None = None,
+        start_over: bool = False,
         process_group: Any = None,
         rendezvous: Rendezvous | None = None,
         attempt_seconds: float = ATTEMPT_SECONDS,
@@ -93,6 +92,7 @@ class Checkpointer:
             provenance: plain data that becomes part of the checkpoint; see `capture_provenance`.
             retention: which checkpoints of the branch stay; after each commit others are deleted, in the background.
                 'cairn gc apply' frees their space; until then they can be restored.
+            start_over: let a run that has loaded nothing save an earlier step than the branch's newest one.
             process_group: the ranks that save together; by default all of the job.
             rendezvous: how ranks meet; by default through the store of torch.distributed's job.
             attempt_seconds: how long a save or load may take before it fails.
@@ -129,8 +129,9 @@ class Checkpointer:
         self._snapshots = Snapshots(
             self._ranks, opened.clock, Arena(host_bytes_max), capture, attempt_seconds, dict(provenance or {})
         )
-        self._retainer = Retainer(opened, model, branch, retention) if retention and self._ranks.coordinates else None
+        self._retainer = Retainer(opened, model, branch, retention if self._ranks.coordinates else None)
         self._branch: Branch | None = None
+        self._may_go_back = start_over
         self._saves, self._loads = 0, 0
         self._pending: _Pending | None = None
         self._closed = False
@@ -157,18 +158,19 @@ class Checkpointer:
 
         Raises:
             SaveFailed, RankLost, ...: an earlier save failed in the background, or this one did; names the step.
+            RefusedError, in the background: the branch's newest step is a later one, and nothing was loaded.
             RefusedError: the state cannot be saved; nothing was begun.
         """
         self._check_open()
-        step = _checked_step(step)
-        meta = CommitMeta(message, step, checked_metrics(metrics or {}))
+        step = checked_step(step)
+        meta = CommitMeta(message, step, metrics=checked_metrics(metrics or {}))
         started = self._registry.opened.clock.monotonic()
         if self._pending is not None and self._pending.thread.is_alive():
             if self._on_busy == "skip":
                 return SaveHandle(step, is_local(self._registry.opened.backend.url), skipped=True)
             self._pending.task.cancelled = self._on_busy == "supersede"
         self._settle()
-        handle = SaveHandle(step, is_local(self._registry.opened.backend.url), notes=self._retention_failures())
+        handle = SaveHandle(step, is_local(self._registry.opened.backend.url), notes=self._retainer.told())
         self._saves += 1
         try:
             task = self._captured(step, state, meta, handle, started)
@@ -198,7 +200,7 @@ class Checkpointer:
     def _run(self, task: Task) -> None:
         handle = task.handle
         try:
-            branch = self._branch_to_move() if self._ranks.coordinates else None
+            branch = self._branch_to_move(task.step) if self._ranks.coordinates else None
             outcome = self._writer.run(task, branch)
         except BaseException as error:
             self._ranks.fail(task.name, error)
@@ -211,16 +213,33 @@ class Checkpointer:
         for note in outcome.notes:
             log.warning("save of step %d: %s", task.step, note)
         handle.committed.set_result(CheckpointId(outcome.checkpoint))
-        if self._retainer is not None:
-            self._retainer.begin()
+        self._retainer.begin()
 
-    def _branch_to_move(self) -> Branch:
+    def _branch_to_move(self, step: int) -> Branch:
         if self._branch is None:
             self._registry.refresh()
             model = ensure_model(self._registry, self._name)
+            if not self._may_go_back:
+                self._check_goes_on(model, step)
             self._claim(model)
         assert self._branch is not None
         return self._branch
+
+    def _check_goes_on(self, model: ModelId, step: int) -> None:
+        """Raise if a run that began from nothing would hide a later state: most likely it forgot to load."""
+        newest = self._newest(model)
+        if newest is not None and newest[1] is not None and newest[1] > step:
+            raise RefusedError(
+                f"branch {self._branch_name!r} of {self._name!r} is at step {newest[1]}, and this run, which has "
+                f"loaded nothing, saves step {step}; nothing was saved",
+                hint="call load(state, missing_ok=True) first, name another branch, or pass start_over=True",
+            )
+
+    def _newest(self, model: ModelId) -> tuple[CheckpointId, int | None] | None:
+        tip = ref_value(self._registry, model, self._branch_name)
+        if tip is None:
+            return None
+        return tip, open_meta(self._registry, model, self._registry.state.models[model].checkpoints[tip]).step
 
     def _claim(self, model: ModelId) -> None:
         epoch = open_run(self._registry, model, self._branch_name)
@@ -270,6 +289,7 @@ class Checkpointer:
         options = LoadOptions(ref, strict, require, verify, casts, missing_ok, dict(scopes or {}))
         loader = Loader(self._registry, self._ranks, f"load/{self._loads}", self._attempt_seconds)
         report = loader.load(self._name, self._branch_name, state, options)
+        self._may_go_back = self._may_go_back or report is not None
         if resume and self._ranks.coordinates and self._branch is None:
             self._take_over()
         return report
@@ -289,10 +309,7 @@ class Checkpointer:
             model = find_model(self._registry, self._name)
         except CairnError:
             return None
-        tip = ref_value(self._registry, model, self._branch_name)
-        if tip is None:
-            return None
-        return tip, open_meta(self._registry, model, self._registry.state.models[model].checkpoints[tip]).step
+        return self._newest(model)
 
     # --- the end -----------------------------------------------------------------------------------
 
@@ -303,12 +320,8 @@ class Checkpointer:
             CairnError: why it failed.
             SaveFailed: it takes longer than `seconds`.
         """
-        self._retention_failures()
+        self._retainer.told()
         self._settle(seconds)
-
-    def _retention_failures(self) -> list[str]:
-        """What went wrong in the background; it is logged, and fails nothing."""
-        return self._retainer.told() if self._retainer is not None else []
 
     def _settle(self, seconds: float | None = None) -> None:
         """Wait for the save under way and raise its failure, once."""
@@ -345,9 +358,8 @@ class Checkpointer:
         finally:
             self._snapshots.release()
             self._ranks.stop()
-            if self._retainer is not None:
-                self._retainer.finish(bound)
-                self._retainer.told()
+            self._retainer.finish(bound)
+            self._retainer.told()
             if self._owns_store:
                 self._registry.close()
 
@@ -376,13 +388,3 @@ class Checkpointer:
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UsageError(f"{name}={value!r} is none of {', '.join(map(repr, choices))}")
-
-
-def _checked_step(step: Any) -> int:
-    """A step as the whole number that it is; numpy's and torch's are taken."""
-    if not isinstance(step, bool):
-        with contextlib.suppress(TypeError):
-            number = operator.index(step)
-            if 0 <= number <= STEP_MAX:
-                return number
-    raise UsageError(f"step {step!r} is no step", hint="name a whole number from 0 on: int(step)")

@@ -20,7 +20,8 @@ log = logging.getLogger("cairn.training")
 class Retainer:
     """Applies rules to a branch, once after any number of commits. What fails is told, and tried after the next."""
 
-    def __init__(self, opened: OpenStore, model: str, branch: str, rules: Retention) -> None:
+    def __init__(self, opened: OpenStore, model: str, branch: str, rules: Retention | None) -> None:
+        """Nothing happens yet; without rules, nothing ever does."""
         self._opened, self._model, self._branch, self._rules = opened, model, branch, rules
         self._lock = threading.Lock()
         self._wanted = self._running = False
@@ -29,11 +30,13 @@ class Retainer:
 
     def begin(self) -> None:
         """Apply the rules soon; returns at once."""
+        if self._rules is None:
+            return
         with self._lock:
             self._wanted = True
             if not self._running:
                 self._running = True
-                self._thread = threading.Thread(target=self._run, name="cairn-retain", daemon=True)
+                self._thread = threading.Thread(target=self._run, args=(self._rules,), name="cairn-retain", daemon=True)
                 self._thread.start()
 
     def told(self) -> list[str]:
@@ -51,7 +54,7 @@ class Retainer:
             if self._thread.is_alive():
                 self._fail(f"not done after {seconds:.0f} s; the next run's first save goes on with it")
 
-    def _run(self) -> None:
+    def _run(self, rules: Retention) -> None:
         yield_to_training()
         while True:
             with self._lock:
@@ -61,7 +64,7 @@ class Retainer:
                 self._wanted = False
             try:
                 with closing(Registry(self._opened)) as registry:
-                    retain(registry, find_model(registry, self._model), self._branch, self._rules)
+                    retain(registry, find_model(registry, self._model), self._branch, rules)
             except BaseException as error:
                 self._fail(getattr(error, "message", None) or f"{type(error).__qualname__}: {error}")
 

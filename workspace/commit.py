@@ -17,6 +17,7 @@ from cairn.core.ids import CheckpointId, ContentId, ModelId
 from cairn.core.limits import MESSAGE_BYTES_MAX, PACK_BYTES_TARGET, STEP_MAX
 from cairn.core.pool import Pool, threads_within_budget
 from cairn.core.progress import Progress, Silent
+from cairn.core.shown import Shown
 from cairn.formats.detect import INDEX_SUFFIXES
 from cairn.manifests.dtypes import nbytes
 from cairn.manifests.schema import ComponentRoot, FileEntry, Parent, TensorEntry
@@ -68,7 +69,7 @@ class CommitOptions(msgspec.Struct, frozen=True):
     metrics: dict[str, float] = {}
 
 
-class CommitResult(msgspec.Struct, frozen=True):
+class CommitResult(Shown, frozen=True):
     """What a commit did. `counts` are of data chunks; bytes are plaintext unless named stored.
 
     Args:
@@ -164,7 +165,7 @@ class _Commit:
             tensors, files = self._entries(tree)
             self.held = entries_of(self.states)
             components, reachable = self._pages(tensors, files)
-            meta = CommitMeta(self.options.message, self.options.step, checked_metrics(self.options.metrics))
+            meta = CommitMeta(self.options.message, self.options.step, metrics=checked_metrics(self.options.metrics))
             if model is not None and expected is not None and self._same_as_tip(model, expected, components, meta):
                 self._remember(tree, model)
                 return self._result(tree, expected, model, False, tensors)
@@ -313,7 +314,9 @@ class _Commit:
             return False
         try:
             manifest = CheckpointManifest(self.registry, model, tip)
-            if set(manifest.components) != set(components) or open_meta(self.registry, model, manifest.state) != meta:
+            found = open_meta(self.registry, model, manifest.state)
+            told = (found.message, found.step, found.metrics) == (meta.message, meta.step, meta.metrics)
+            if not told or set(manifest.components) != set(components):
                 return False
             return all(manifest.root(component) == root for component, root in components.items())
         except IntegrityError:  # a damaged tip is no reason to refuse a good copy of its content

@@ -1,7 +1,7 @@
 """Deleting checkpoints, and bringing them back.
 
-tombstone -> (restore) -> drop -> collection. A tombstoned checkpoint reads as gone and is kept whole, so that `restore`
-brings back all of it; after `drop` nothing keeps what it alone needs, and the next collection removes that.
+tombstone -> (restore) -> drop -> collection, the last two by `gc`. A tombstoned checkpoint reads as gone and is kept
+whole, so that `restore` brings back all of it; after `drop` nothing keeps what it alone needs.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from math import isfinite
 from cairn.core.errors import NotFoundError, RefusedError, UsageError
 from cairn.core.ids import CheckpointId, ModelId, short
 from cairn.core.limits import GRACE_SECONDS_MAX
-from cairn.registry.entries import Drop, Restore, Tombstone
+from cairn.registry.entries import Restore, Tombstone
 from cairn.registry.gone import gone_error
 from cairn.registry.models import list_refs, model_name
 from cairn.registry.registry import Registry
@@ -79,38 +79,6 @@ def restore(registry: Registry, model: ModelId, checkpoints: Sequence[Checkpoint
     with suppress(_NothingToDo):
         registry.append(build)
     return restored
-
-
-def due_to_drop(registry: Registry) -> list[tuple[ModelId, CheckpointId]]:
-    """Tombstoned checkpoints whose time has come, by this machine's clock, as of the last refresh."""
-    state, now = registry.state, registry.opened.clock.wall_ns()
-    return [(ModelId(model), one) for model in state.models for one in _due(state, ModelId(model), now)]
-
-
-def drop_due(registry: Registry) -> list[tuple[ModelId, CheckpointId]]:
-    """Drop every tombstoned checkpoint whose time has come, by this machine's clock; returns them."""
-    registry.refresh()
-    models = dict.fromkeys(model for model, _ in due_to_drop(registry))
-    return [(model, one) for model in models for one in _drop_due_of(registry, model)]
-
-
-def _drop_due_of(registry: Registry, model: ModelId) -> list[CheckpointId]:
-    due: list[CheckpointId] = []
-
-    def build(state: State) -> Drop:
-        due[:] = _due(state, model, registry.opened.clock.wall_ns())
-        if not due:
-            raise _NothingToDo
-        return Drop(model, tuple(due))
-
-    with suppress(_NothingToDo):
-        registry.append(build)
-    return due
-
-
-def _due(state: State, model: ModelId, now: int) -> list[CheckpointId]:
-    gone = state.models[model].gone.items()
-    return [CheckpointId(one) for one, how in gone if how.checkpoint is not None and how.due_at <= now]
 
 
 def _check_deletable(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from cairn.core.errors import GoneError
 from cairn.gc.collect import Collector
-from cairn.registry.deletion import drop_due, restore
+from cairn.registry.deletion import restore
 from cairn.registry.gone import deleted_of
 from cairn.registry.models import history
 from cairn.registry.reachability import read_reachability
@@ -19,7 +19,7 @@ from cairn.registry.state import name_of_key, objects_of
 from cairn.store.backends.faults import Crash, Fail, Fault, FaultyBackend, Stopped
 from tests.cases.gates import ENTRIES, PATIENCE_SECONDS, Hold
 from tests.cases.training import Net, Runs, cairn_threads, check_is
-from tests.support.histories import History
+from tests.support.histories import History, drop_due
 from tests.support.stores import checkout_to, commit_tree
 from tests.support.threads import ThreadRendezvous, run_threads
 from tests.support.trees import snapshot

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from cairn.core.errors import GoneError
-from cairn.registry.deletion import drop_due, restore, tombstone
+from cairn.registry.deletion import restore, tombstone
 from cairn.registry.registry import Registry
 from cairn.registry.retaining import retain
 from cairn.registry.retention import Retention
 from cairn.store.backends.faults import Crash, Effect, Fail, FaultyBackend, LoseAnswer
 from cairn.store.backends.memory import MemoryBackend
-from tests.support.histories import History
+from tests.support.histories import History, drop_due
 from tests.support.stores import Site, checkout_to
 from tests.support.trees import snapshot
 

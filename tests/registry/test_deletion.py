@@ -9,7 +9,7 @@ import cairn
 from cairn.core.errors import GoneError, NotFoundError, RefMoved, RefusedError, UsageError
 from cairn.core.ids import CheckpointId, short
 from cairn.registry.checkpoint import CheckpointManifest
-from cairn.registry.deletion import drop_due, restore, tombstone
+from cairn.registry.deletion import restore, tombstone
 from cairn.registry.fold import BRANCH
 from cairn.registry.gone import deleted_of
 from cairn.registry.models import history, move_ref, ref_value
@@ -18,7 +18,7 @@ from cairn.registry.registry import Registry
 from cairn.registry.selectors import resolve, resolve_deleted
 from cairn.registry.sync import SendOptions, send
 from tests.support.doubles import HeldClock
-from tests.support.histories import History
+from tests.support.histories import History, drop_due
 from tests.support.stores import Site, checkout_to, commit_tree, tip
 from tests.support.trees import snapshot
 from tests.support.twins import clean, short_packs, sites, tree, twin_of

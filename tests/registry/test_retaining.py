@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn.core.errors import BadInput, NotFoundError, PlanVoid, UsageError
-from cairn.registry.deletion import drop_due, restore, tombstone
+from cairn.registry.deletion import restore, tombstone
 from cairn.registry.entries import Verified
 from cairn.registry.fold import BRANCH, TAG
 from cairn.registry.models import move_ref
@@ -19,7 +19,7 @@ from cairn.registry.retaining import apply_plan, decode_plan, encode_plan, plan_
 from cairn.registry.retention import Retention
 from cairn.registry.state import Ref
 from cairn.store.backends.faults import FaultyBackend
-from tests.support.histories import History
+from tests.support.histories import History, drop_due
 from tests.support.rivals import interleaved
 from tests.support.stores import commit_tree
 from tests.support.twins import clean, twin_of

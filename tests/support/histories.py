@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn.core.ids import CheckpointId, ModelId
+from cairn.gc.drops import drop, due_to_drop
 from cairn.registry.deletion import tombstone
 from cairn.registry.fold import BRANCH, TAG
 from cairn.registry.models import history, move_ref, ref_value
@@ -11,6 +12,11 @@ from cairn.registry.registry import Registry
 from tests.support.doubles import HeldClock
 from tests.support.stores import commit_tree, new_site, tip
 from tests.support.trees import write_files
+
+
+def drop_due(registry: Registry) -> list[tuple[ModelId, CheckpointId]]:
+    """Drop what can be dropped by now, as `cairn gc apply` does before it collects."""
+    return drop(registry, due_to_drop(registry))
 
 
 class History:

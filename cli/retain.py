@@ -9,7 +9,7 @@ import click
 
 from cairn.cli.opening import PlainPath, open_registry, store_options
 from cairn.cli.output import emit, emit_json, note, safe, table, when
-from cairn.core.errors import DestinationExists, NotFoundError, RefusedError, UsageError
+from cairn.core.errors import DestinationExists, NotFoundError, UsageError
 from cairn.core.ids import short
 from cairn.core.limits import PLAN_BYTES_MAX
 
@@ -95,7 +95,7 @@ def apply(target: str, yes: bool, grace: float, as_json: bool, quiet: bool, **op
         made = decode_plan(_read(target)) if rules is None else _plan(registry, target, rules)
         if not yes:
             _show(made, as_json, quiet)
-            raise RefusedError("nothing was deleted", hint="repeat the command with --yes")
+            raise UsageError("this deletes checkpoints; nothing was changed", hint="repeat the command with --yes")
         if rules is None:
             apply_plan(registry, made, grace)
         else:

@@ -73,8 +73,8 @@ def test_a_plan_is_applied_from_its_file_once(shell: Shell, ids: list[str]) -> N
     shell("retain", "plan", "m", "--last", "2", "-o", "plan.json")
     assert "exists" in shell("retain", "plan", "m", "--last", "2", "-o", "plan.json", code=3)
     assert json.loads(Path("plan.json").read_text())["rules"] == {"last": 2}
-    error = shell("retain", "apply", "plan.json", code=3)
-    assert "nothing was deleted" in error and "--yes" in error and steps(shell) == [5, 4, 3, 2, 1]
+    error = shell("retain", "apply", "plan.json", code=2)
+    assert "nothing was changed" in error and "--yes" in error and steps(shell) == [5, 4, 3, 2, 1]
     shell.capture.readouterr()
     assert shell("retain", "apply", "plan.json", "--yes", "-q").split() == ids[2::-1]
     assert steps(shell) == [5, 4]

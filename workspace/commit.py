@@ -167,6 +167,7 @@ class _Commit:
             if ref_kind(registry, model, self.options.branch) == TAG:
                 raise BadName(f"{self.options.branch!r} is a tag: a commit moves a branch", hint="name a branch")
             expected = ref_value(registry, model, self.options.branch)
+        meta = CommitMeta(self.options.message, self.options.step, metrics=checked_metrics(self.options.metrics))
         self.scanned_at_ns = registry.opened.clock.wall_ns()
         tree = scan(self.path)
         self.states = [] if self.options.opaque else find_states(tree)
@@ -176,7 +177,6 @@ class _Commit:
             tensors, files = self._entries(tree)
             self.held = entries_of(self.states)
             components, reachable = self._pages(tensors, files)
-            meta = CommitMeta(self.options.message, self.options.step, metrics=checked_metrics(self.options.metrics))
             if model is not None and expected is not None and self._same_as_tip(model, expected, components, meta):
                 self._remember(tree, model)
                 return self._result(tree, expected, model, False, tensors)

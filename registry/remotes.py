@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.errors import ConflictError, IntegrityError, NotFoundError, StorageError, UsageError
+from cairn.core.errors import ConflictError, IntegrityError, NotFoundError, UsageError
+from cairn.registry.localfiles import replace_file
 from cairn.registry.opened import OpenStore
 
 ORIGIN = "origin"
@@ -98,11 +99,5 @@ class Remotes:
         self._save({key: remote for key, remote in self._known.items() if key != name})
 
     def _save(self, remotes: dict[str, Remote]) -> None:
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            temporary.write_text(json.dumps(msgspec.to_builtins(remotes), indent=2) + "\n")
-            temporary.replace(self._path)
-        except OSError as error:
-            raise StorageError(f"{self._path} cannot be written: {error.strerror}") from None
+        replace_file(self._path, (json.dumps(msgspec.to_builtins(remotes), indent=2) + "\n").encode())
         self._known = remotes

@@ -55,8 +55,8 @@ def main() -> None:
         registry = Registry(opened)
         digests = [Digest(b"\1" + os.urandom(31)) for _ in range(count)]
         _know(registry, backend, opened.keys.chunk.content_ids(digests))
-        with Session(opened, 0, 30.0) as session:
-            save = registry.chunks().save(session)
+        with Session(registry) as session:
+            save = session.save()
             transfer = Transfer(registry, registry, save, Silent())
             begun, used = time.perf_counter(), time.process_time()
             transfer.bring(Named(ContentType.CHUNK, digest) for digest in digests)

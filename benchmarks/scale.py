@@ -110,8 +110,8 @@ def merge(folder: str, layout_text: str, size: str) -> dict[str, Any]:
     opened, model = registry.opened, ensure_model(registry, "llama")
     made, key = Shares(layout, SIZES[size][0]), os.urandom(32)
     maker = FragmentMaker(opened, key)
-    with meter.peak("coordinator"), Session(opened, registry.state.epoch, 30.0) as session:
-        chunks = registry.chunks().save(session)
+    with meter.peak("coordinator"), Session(registry) as session:
+        chunks = session.save()
         gathering = Gathering(registry, session, chunks)
         for rank in range(layout.ranks):
             shares = made.of(rank)

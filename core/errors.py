@@ -106,6 +106,18 @@ class RefMoved(ConflictError):
     code = "ref-moved"
 
 
+class Overtaken(ConflictError):
+    """A collection went on without waiting for this work, and what it relied on may be gone."""
+
+    code = "overtaken"
+
+
+class PlanVoid(ConflictError):
+    """A plan no longer holds: the log has grown by an entry that matters to it."""
+
+    code = "plan-void"
+
+
 # --- It is not there. -------------------------------------------------------------------------
 
 
@@ -119,6 +131,12 @@ class ObjectNotFound(NotFoundError):
     """The backend has no object of that name."""
 
     code = "object-not-found"
+
+
+class TensorNotFound(NotFoundError, KeyError):
+    """A checkpoint has no tensor of that name, or has it only where the checkpoint was brought from."""
+
+    code = "tensor-not-found"
 
 
 class GoneError(NotFoundError):

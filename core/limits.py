@@ -129,6 +129,21 @@ MEMORY_BUDGET_BYTES = 256 * MIB
 SESSION_HEARTBEAT_SECONDS = 30.0
 SESSION_SILENCE_SECONDS = 900.0
 
+# --- Collection -------------------------------------------------------------------------------
+# Of what lives in packs, how much may lie beside it unneeded before the emptiest are repacked.
+GC_UNUSED_FRACTION = 0.05
+# One round: what it copies shields its session for minutes, not hours; 29 bytes an object are half of a log entry.
+GC_REPACK_BYTES_PER_ROUND = 64 * GIB
+GC_OBJECTS_PER_ROUND = 60_000
+# Deleted objects that one `gc.swept` entry tells of: an interrupted collector deletes at most so many again.
+GC_SWEEP_BATCH = 1000
+# Index pieces smaller than this that stand one after the other are made one, when there are so many: a cold open then
+# reads few objects, and each entry is written anew a few times in its life.
+GC_MERGE_PIECE_BYTES_MAX = 8 * MIB
+GC_MERGE_PIECES_MIN = 16
+# Looks at the sessions that are waited for: so often, at most.
+GC_LOOK_SECONDS_MAX = 5.0
+
 # --- Untrusted files --------------------------------------------------------------------------
 # The reference implementation of safetensors refuses longer headers.
 SAFETENSORS_HEADER_BYTES_MAX = 100_000_000

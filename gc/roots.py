@@ -1,14 +1,15 @@
-"""What the fold keeps: live checkpoints, packs in force, and the objects that they name. Pure."""
+"""What the fold keeps: checkpoints that may be needed, packs in force, and the objects that they name. Pure."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from cairn.core.ids import CheckpointId, ModelId
-from cairn.registry.state import Checkpoint, State
+from cairn.registry.state import Checkpoint, State, name_of_key, named_keys
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A live checkpoint: nothing that it needs may be collected."""
+    """A checkpoint of which nothing that it needs may be collected."""
 
     model: ModelId
     checkpoint: CheckpointId
@@ -16,7 +17,7 @@ class Root:
 
 
 def live_checkpoints(state: State) -> list[Root]:
-    """Every checkpoint that the fold holds, in the order of their commits."""
+    """Every checkpoint that people can read, in the order of their commits."""
     roots = [
         Root(ModelId(model), CheckpointId(checkpoint), committed)
         for model, held in state.models.items()
@@ -25,19 +26,26 @@ def live_checkpoints(state: State) -> list[Root]:
     return sorted(roots, key=lambda root: root.state.n)
 
 
+def all_roots(state: State, but: Collection[tuple[bytes, bytes]] = ()) -> list[Root]:
+    """Live checkpoints, and deleted ones that can be restored.
+
+    Args:
+        but: model and checkpoint of deleted ones that are to be dropped.
+    """
+    deleted = [
+        Root(ModelId(model), CheckpointId(checkpoint), gone.checkpoint)
+        for model, held in state.models.items()
+        for checkpoint, gone in held.gone.items()
+        if gone.checkpoint is not None and (model, checkpoint) not in but
+    ]
+    return sorted([*live_checkpoints(state), *deleted], key=lambda root: root.state.n)
+
+
 def packs_in_force(state: State) -> list[int]:
     """Numbers of the packs that the index offers."""
-    return [number for number in range(state.pack_count) if number not in state.condemned]
+    return [number for number in range(state.pack_count) if state.in_force(number)]
 
 
 def named_objects(state: State) -> set[str]:
-    """Names of all collectable objects that entries in effect name; any other is a leftover."""
-    names = {state.pack(number).name for number in range(state.pack_count)}
-    names.update(piece.object.object_name("index") for piece in state.pieces)
-    for root in live_checkpoints(state):
-        names.add(root.state.body.object_name("body"))
-        names.add(root.state.reachability.object_name("reach"))
-        names.update(component.object.object_name("root") for component in root.state.roots)
-        if root.state.envelope is not None:
-            names.add(root.state.envelope.object_name("envelope"))
-    return names
+    """Names of all collectable objects that entries in effect name, condemned ones included: others are leftovers."""
+    return {name_of_key(key) for key in named_keys(state) | set(state.condemned_objects)}

@@ -26,13 +26,12 @@ from cairn.gc.scrub_keys import check_keys
 from cairn.gc.scrub_log import affected_by, check_log
 from cairn.gc.scrub_manifests import ManifestScrub
 from cairn.gc.scrub_packs import PackDirectories
-from cairn.gc.sessions import read_session, session_object
 from cairn.registry.localfiles import Head
 from cairn.registry.merkle import root_of
 from cairn.registry.models import model_name
 from cairn.registry.opened import OpenStore
 from cairn.registry.registry import Registry
-from cairn.registry.session import open_sessions
+from cairn.registry.session import open_sessions, read_session, session_object
 from cairn.registry.state import State
 from cairn.store.chunkstore import ChunkStore
 

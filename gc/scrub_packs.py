@@ -10,6 +10,7 @@ from cairn.core.errors import CairnError, IntegrityError
 from cairn.core.ids import ContentId
 from cairn.gc.places import Damage, Places
 from cairn.gc.report import Findings
+from cairn.gc.roots import packs_in_force
 from cairn.registry.indexing import piece_locations
 from cairn.registry.opened import OpenStore
 from cairn.registry.state import Piece, State
@@ -37,10 +38,10 @@ class PackDirectories:
             with self._findings.about(name):
                 by_piece = _by_pack(piece_locations(self._opened, self._state, piece))
             for number in range(piece.first, piece.first + piece.count):
-                if number not in self._state.condemned:
+                if self._state.in_force(number):
                     listed = None if by_piece is None else by_piece.get(number, [])
                     self._check_pack(number, piece, listed, places)
-        for number in sorted(set(range(self._state.pack_count)) - self._listed() - set(self._state.condemned)):
+        for number in sorted(set(packs_in_force(self._state)) - self._listed()):
             # While the log is damaged, a registry takes packs that no entry names into account.
             self._check_pack(number, None, None, places)
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from cairn.core.errors import CairnError, IntegrityError, ObjectNotFound
 from cairn.core.ids import ContentId
 from cairn.gc.roots import Root, live_checkpoints, named_objects, packs_in_force
-from cairn.gc.sessions import OpenSession, read_session
+from cairn.gc.sessions import OpenSession
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.indexing import locations_of
 from cairn.registry.reachability import read_reachability
 from cairn.registry.registry import Registry
-from cairn.registry.session import open_sessions
+from cairn.registry.session import open_sessions, read_session
 from cairn.registry.state import State
 from cairn.store.crypto.components import ComponentClass
 
@@ -107,7 +107,7 @@ def _split_bytes(registry: Registry, state: State, needed: set[ContentId]) -> tu
     counted, reachable, unreferenced = set[ContentId](), 0, 0
     for piece in state.pieces:
         for identifier, at in locations_of(registry.opened, state, piece)[0]:
-            if at.pack in state.condemned:
+            if not state.in_force(at.pack):
                 continue
             if identifier in needed and identifier not in counted:
                 counted.add(identifier)

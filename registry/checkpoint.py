@@ -63,7 +63,7 @@ class CheckpointManifest:
         self.chunks: ChunkStore = registry.chunks()
         self._registry, self._opened = registry, registry.opened
         self.what = f"checkpoint {short(checkpoint)}"
-        self.state = _committed(registry, model, checkpoint)
+        self.state = committed(registry, model, checkpoint)
         opened = self._opened
         sealed = read_object(opened, self.state.body, "body")
         plain = open_object(opened.secrets.k_ckpt, opened.store, ObjectKind.BODY, sealed, f"body of {self.what}")
@@ -312,7 +312,12 @@ class CheckpointManifest:
         return digests
 
 
-def _committed(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> Checkpoint:
+def committed(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> Checkpoint:
+    """What the fold says of a checkpoint.
+
+    Raises:
+        NotFoundError: the model holds no such checkpoint.
+    """
     state = registry.state.models.get(model)
     if state is None or checkpoint not in state.checkpoints:
         raise NotFoundError(f"model {model.hex()} has no checkpoint {checkpoint.hex()}")

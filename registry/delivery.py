@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.errors import IntegrityError, RefMoved, RefusedError
+from cairn.core.errors import IntegrityError, NotFoundError, Overtaken, RefMoved, RefusedError
 from cairn.core.ids import CheckpointId, ContentId, ModelId, SessionId, short
 from cairn.core.limits import PUSH_RACES_MAX
 from cairn.core.progress import Progress
@@ -23,12 +23,15 @@ from cairn.registry.entries import Commit, ObjectRef, RefChange, Supply
 from cairn.registry.fold import BRANCH
 from cairn.registry.indexing import read_object
 from cairn.registry.journal import Journal
+from cairn.registry.models import walk_history
 from cairn.registry.names import ref_tag
-from cairn.registry.publish import ENVELOPE, ranges
+from cairn.registry.numbers import ranges
+from cairn.registry.pins import pinned
+from cairn.registry.publish import ENVELOPE
 from cairn.registry.reachability import read_reachability
 from cairn.registry.registry import Registry
-from cairn.registry.session import Session, is_open
-from cairn.registry.state import State
+from cairn.registry.session import Session
+from cairn.registry.state import State, pack_key
 from cairn.registry.transfer import Transfer
 from cairn.registry.uploads import Uploads
 from cairn.store.chunkstore import ChunkSave
@@ -96,7 +99,8 @@ class Delivery:
         """
         if self._manifest.state.partial and selection.whole:
             raise RefusedError(
-                f"{self._manifest.what} is here in part only", hint="pull the rest first, or name what to send"
+                f"{self._manifest.what} is in {self._source.opened.backend.url} in part only",
+                hint="bring the rest there first, or name what is to travel with --only or --tensors",
             )
         return self._held is None or self._held.partial or repair
 
@@ -116,11 +120,19 @@ class Delivery:
             RefMoved, ConflictError: the log does not take it; nothing was changed.
             IntegrityError: the source lacks something, or holds it damaged.
         """
+        with pinned(self._source, self._model, self._checkpoint):
+            return self._run(selection, repair, ref)
+
+    def _run(self, selection: Selection, repair: bool, ref: _Ref) -> bool:
         journal = Journal(self._journal_file())
         try:
             session = self._session(journal)
             try:
                 created = self._deliver(session, journal, selection, repair, ref)
+            except Overtaken:
+                session.end()
+                journal.remove()
+                raise
             except BaseException:
                 # With a journal the next run goes on; the session's silence ends it if there is none.
                 if journal.held:
@@ -137,16 +149,18 @@ class Delivery:
     # --- what an earlier run has sent --------------------------------------------------------------
 
     def _session(self, journal: Journal) -> Session:
-        state, opened = self._target.state, self._target.opened
+        state = self._target.state
         noted = journal.read()
         if noted is not None:
             started, packs = noted
-            usable = state.floor <= started.epoch <= state.epoch and is_open(opened, SessionId(started.session))
-            if usable:
-                self._uploaded = packs
-                return Session(opened, started.epoch, state.heartbeat_seconds, SessionId(started.session))
-        session = Session(opened, state.epoch, state.heartbeat_seconds)
-        journal.start(session.id, session.epoch)
+            with suppress(NotFoundError, IntegrityError):
+                session = Session(self._target, SessionId(started.session))
+                if state.floor <= session.epoch <= state.epoch:
+                    session.ensure_open()
+                    self._uploaded = packs
+                    return session
+        session = Session(self._target)
+        journal.start(session.ensure_open())
         return session
 
     def _take_over(self, save: ChunkSave, session: Session) -> None:
@@ -156,7 +170,8 @@ class Delivery:
         sizes = {one.name: one.size for one in listed}
         known = {self._target.index().pack(number).key for number in range(self._target.state.pack_count)}
         for ref, chunks in self._uploaded:
-            if sizes.get(ref.name) == ref.size and ref.key not in known:
+            condemned = pack_key(ref) in self._target.state.condemned_objects
+            if sizes.get(ref.name) == ref.size and ref.key not in known and not condemned:
                 save.take_over(ref, chunks)
                 self.bytes_resumed += sum(chunk.length for chunk in chunks)
 
@@ -164,9 +179,7 @@ class Delivery:
 
     def _deliver(self, session: Session, journal: Journal, selection: Selection, repair: bool, ref: _Ref) -> bool:
         target, progress = self._target, self._progress
-        hit_position = target.state.length - 1
-        session.ensure_open()
-        save = target.chunks().save(session)
+        save = session.save()
         self._take_over(save, session)
         save.uploaded = journal.add
         progress.stage("send")
@@ -179,11 +192,11 @@ class Delivery:
             reachable |= set(read_reachability(target.opened, self._held))
         complete = self._is_complete(reachable)
         self.partial = not complete
-        uploads = Uploads(target.opened, session)
+        good, uploads = session.settle(), Uploads(target.opened, session)
         if self._held is not None:
-            self._supply(uploads, save, hit_position, reachable)
+            self._supply(uploads, save, good, reachable)
             return False
-        self._commit(uploads, save, hit_position, reachable, ref)
+        self._commit(uploads, save, good, reachable, ref)
         return True
 
     def _named(self, selection: Selection) -> Iterator[Named]:
@@ -197,20 +210,28 @@ class Delivery:
 
     # --- manifest -----------------------------------------------------------------------------------
 
-    def _supply(self, uploads: Uploads, save: ChunkSave, hit_position: int, reachable: set[ContentId]) -> None:
+    def _supply(self, uploads: Uploads, save: ChunkSave, good: tuple[int, int], reachable: set[ContentId]) -> None:
         packs, pieces = self._index(uploads, save)
         reach = self._reachability(uploads, reachable)
 
         def build(state: State) -> Supply:
             return Supply(
-                self._model, self._checkpoint, (uploads.session.id,), uploads.session.epoch, hit_position,
-                ranges(save.written.relied), packs, pieces, reach, self.partial,
-            )  # fmt: skip
+                model=self._model,
+                checkpoint=self._checkpoint,
+                sessions=(uploads.session.id,),
+                epoch=good[0],
+                hit_position=good[1],
+                relied=ranges(save.written.relied),
+                packs=packs,
+                pieces=pieces,
+                reachability=reach,
+                partial=self.partial,
+            )
 
         self._target.append(build)
 
     def _commit(
-        self, uploads: Uploads, save: ChunkSave, hit_position: int, reachable: set[ContentId], ref: _Ref
+        self, uploads: Uploads, save: ChunkSave, good: tuple[int, int], reachable: set[ContentId], ref: _Ref
     ) -> None:
         source, secrets = self._source.opened, self._target.opened.secrets
         state, (name, kind, before) = self._manifest.state, ref
@@ -241,8 +262,8 @@ class Delivery:
                 races += 1
                 if kind != BRANCH or races > PUSH_RACES_MAX:
                     raise RefMoved(
-                        f"{kind} {name!r} was moved by others {races} times (there {short(actual or b'')}, "
-                        f"here {short(self._checkpoint)})",
+                        f"{kind} {name!r} of {self._target.opened.backend.url} was moved by others {races} times "
+                        f"({short(actual or b'')} there, {short(self._checkpoint)} in {source.backend.url})",
                         hint="repeat the command",
                     )
                 expected = actual
@@ -250,8 +271,8 @@ class Delivery:
                 model=self._model,
                 checkpoint=self._checkpoint,
                 sessions=(uploads.session.id,),
-                epoch=uploads.session.epoch,
-                hit_position=hit_position,
+                epoch=good[0],
+                hit_position=good[1],
                 relied=ranges(save.written.relied),
                 packs=packs,
                 pieces=pieces,
@@ -271,11 +292,9 @@ class Delivery:
 
     def _nearest(self, target: State) -> bytes | None:
         """The nearest checkpoint of the source's history that the target has."""
-        here, there = self._source.state.models[self._model].checkpoints, target.models[self._model].checkpoints
-        at = self._manifest.state.parent
-        while at is not None and at not in there:
-            at = here[at].parent if at in here else None
-        return at
+        there = target.models[self._model].checkpoints
+        behind = (line.parent for line in walk_history(self._source, self._model, self._checkpoint))
+        return next((at for at in behind if at in there), None)
 
     def _index(self, uploads: Uploads, save: ChunkSave) -> tuple[bytes, tuple[ObjectRef, ...]]:
         """Records of the packs, and the index piece that lists what is in them."""

@@ -11,6 +11,7 @@ from cairn.core.canonical import decode, encode
 from cairn.core.clock import Entropy
 from cairn.core.errors import IntegrityError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, ActorId, SessionId, StoreId, object_name
+from cairn.registry.numbers import Ranges
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
 from cairn.store.crypto.signing import Identity, verify_signature
 
@@ -92,16 +93,30 @@ class RootRef(msgspec.Struct, frozen=True):
     object: ObjectRef
 
 
-class Commit(msgspec.Struct, frozen=True):
-    """Makes a checkpoint live and moves a branch to it, in one step. See the commit rule in `fold.py`.
+class Upload(msgspec.Struct, frozen=True, kw_only=True):
+    """What an entry says that brings new content, or relies on what is there: the commit rule in `fold.py` checks it.
 
     Args:
-        sessions: all sessions whose uploads the commit uses.
+        sessions: all sessions whose uploads it uses.
         epoch: the lowest epoch among them.
         hit_position: the log position that its dedup hits are good for.
         relied: numbers of packs of others that it relies on, as closed ranges, ascending.
         packs: its own packs, 36 bytes each: session, random, size (u64).
         pieces: index pieces that list exactly the own packs.
+    """
+
+    sessions: tuple[bytes, ...]
+    epoch: int
+    hit_position: int
+    relied: Ranges
+    packs: bytes
+    pieces: tuple[ObjectRef, ...]
+
+
+class Commit(Upload, frozen=True, kw_only=True):
+    """Makes a checkpoint live and moves a branch to it, in one step.
+
+    Args:
         meta: sealed to the model's meta key: message and step, for listings.
         run_epoch: of the training run that writes; another one than the branch's newest is void.
         envelope: times and places of the save, outside the checkpoint's identity.
@@ -111,12 +126,6 @@ class Commit(msgspec.Struct, frozen=True):
 
     model: bytes
     checkpoint: bytes
-    sessions: tuple[bytes, ...]
-    epoch: int
-    hit_position: int
-    relied: tuple[tuple[int, int], ...]
-    packs: bytes
-    pieces: tuple[ObjectRef, ...]
     body: ObjectRef
     roots: tuple[RootRef, ...]
     reachability: ObjectRef
@@ -128,22 +137,112 @@ class Commit(msgspec.Struct, frozen=True):
     parent: bytes | None = None
 
 
-class Supply(msgspec.Struct, frozen=True):
+class Supply(Upload, frozen=True, kw_only=True):
     """Brings content of a committed checkpoint that is not here: left out by a partial pull, or lost.
 
-    What it shares with a commit means the same, and obeys the same rule. `reachability` replaces the checkpoint's.
+    `reachability` replaces the checkpoint's.
     """
 
     model: bytes
     checkpoint: bytes
-    sessions: tuple[bytes, ...]
-    epoch: int
-    hit_position: int
-    relied: tuple[tuple[int, int], ...]
-    packs: bytes
-    pieces: tuple[ObjectRef, ...]
     reachability: ObjectRef
     partial: bool = False
+
+
+class Condemn(Upload, frozen=True, kw_only=True):
+    """Condemns what no live checkpoint needs, and sets the next collection epoch. Nothing is deleted by it.
+
+    What is repacked moves with it: the own packs hold copies of all that lives in a condemned pack and nowhere else.
+
+    Args:
+        marked: length of the log that the marking went by; void if anything has been made live since.
+        condemned: numbers of packs, as closed ranges, ascending.
+        objects: keys (see `state.object_key`) of other objects, one after the other, ascending.
+    """
+
+    marked: int
+    condemned: Ranges
+    objects: bytes
+
+
+class Floor(msgspec.Struct, frozen=True):
+    """Every session below this epoch has ended, advanced or been given up: what its writer still commits is void."""
+
+    epoch: int
+
+
+class Swept(msgspec.Struct, frozen=True):
+    """Names exactly what was deleted of what stood condemned at or below the floor. As in `Condemn`."""
+
+    packs: Ranges
+    objects: bytes
+
+
+class Uncondemn(msgspec.Struct, frozen=True):
+    """Takes back packs and objects that are condemned above the floor. As in `Condemn`."""
+
+    packs: Ranges
+    objects: bytes
+
+
+class MergeIndex(msgspec.Struct, frozen=True):
+    """Puts one index piece into the place of several that stand one after the other.
+
+    Args:
+        first, count: the packs that it lists, by number: all those of the pieces that it replaces, else deleted ones.
+    """
+
+    sessions: tuple[bytes, ...]
+    epoch: int
+    piece: ObjectRef
+    first: int
+    count: int
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    """Deletes checkpoints that no ref names. They can be restored until a `drop`.
+
+    Args:
+        due_at: when a `drop` may follow, by the writer's clock (ns).
+        cause: why, in a word or two: `retention`, `deleted`.
+    """
+
+    model: bytes
+    checkpoints: tuple[bytes, ...]
+    due_at: int
+    cause: str
+
+
+class Restore(msgspec.Struct, frozen=True):
+    """Brings back checkpoints that are tombstoned and not dropped."""
+
+    model: bytes
+    checkpoints: tuple[bytes, ...]
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """Ends the time in which tombstoned checkpoints can be restored: from here on nothing keeps what they need."""
+
+    model: bytes
+    checkpoints: tuple[bytes, ...]
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """Says that checkpoints were read and found whole; `depth` is `quick`, `sampled` or `full`."""
+
+    model: bytes
+    checkpoints: tuple[bytes, ...]
+    depth: str
+
+
+class Quarantine(msgspec.Struct, frozen=True):
+    """Lets collection go on without a checkpoint's reachability list, which is damaged.
+
+    What that checkpoint alone needs may be collected; a `supply` with a new list ends it.
+    """
+
+    model: bytes
+    checkpoint: bytes
 
 
 class RunOpen(msgspec.Struct, frozen=True):
@@ -182,7 +281,10 @@ class Abort(msgspec.Struct, frozen=True):
     """Fills a slot so that an answer that was lost is no longer open."""
 
 
-Payload = Init | ModelCreate | RunOpen | Commit | Supply | RefMove | RefDelete | Abort
+Payload = (
+    Init | ModelCreate | RunOpen | Commit | Supply | RefMove | RefDelete | Condemn | Floor | Swept | Uncondemn
+    | MergeIndex | Tombstone | Restore | Drop | Verified | Quarantine | Abort
+)  # fmt: skip
 PAYLOADS: dict[str, type[Payload]] = {
     "init": Init,
     "model.create": ModelCreate,
@@ -191,6 +293,16 @@ PAYLOADS: dict[str, type[Payload]] = {
     "supply": Supply,
     "ref.move": RefMove,
     "ref.delete": RefDelete,
+    "gc.condemn": Condemn,
+    "gc.floor": Floor,
+    "gc.swept": Swept,
+    "gc.uncondemn": Uncondemn,
+    "index": MergeIndex,
+    "tombstone": Tombstone,
+    "restore": Restore,
+    "drop": Drop,
+    "verify": Verified,
+    "quarantine": Quarantine,
     "abort": Abort,
 }
 TYPES = {kind: name for name, kind in PAYLOADS.items()}

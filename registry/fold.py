@@ -2,13 +2,10 @@
 
 Commit rule, checked against the state that the entry extends:
 
-1. its actor is an owner, its model exists, its checkpoint id is new;
-2. its epoch is not below the floor and not above the current one, and its hit position is not before the
-   entry that set that epoch (so the index it used no longer offers what was condemned by then);
-3. every pack that it relies on is in force, and uncondemned or condemned above the floor (then taken back);
-4. its own packs have names that no pack ever had, opened by one of its sessions;
-5. the branch that it moves has the expected value;
-6. if it names a run epoch, that is the branch's newest, so that a job which was replaced overwrites nothing.
+1. its actor is an owner, its model exists, its checkpoint id is new (or of one that was dropped);
+2. what it uploaded and relies on is good (`fold_uploads.py`);
+3. the branch that it moves has the expected value;
+4. if it names a run epoch, that is the branch's newest, so that a job which was replaced overwrites nothing.
 """
 
 from collections.abc import Callable
@@ -16,22 +13,34 @@ from typing import Any
 
 import msgspec
 
+from cairn.registry import fold_collection as collection
 from cairn.registry.entries import (
     Abort,
     Commit,
+    Condemn,
+    Drop,
     Entry,
+    Floor,
     Init,
+    MergeIndex,
     ModelCreate,
     Payload,
+    Quarantine,
     RefDelete,
     RefMove,
+    Restore,
     RunOpen,
     Supply,
+    Swept,
+    Tombstone,
+    Uncondemn,
+    Verified,
 )
-from cairn.registry.state import PACK_RECORD_BYTES, Checkpoint, Model, Piece, Ref, State, split_packs
+from cairn.registry.fold_uploads import add_packs, take_upload, upload_refused
+from cairn.registry.state import Checkpoint, Model, Ref, State, object_key, objects_of
 
 # Changes with the rules and with `State`: a state that others folded is folded anew.
-STATE_VERSION = 3
+STATE_VERSION = 4
 BRANCH, TAG = "branch", "tag"
 _REASON = str | None
 _NO_KIND = "it is neither a branch nor a tag"
@@ -40,7 +49,8 @@ _NO_KIND = "it is neither a branch nor a tag"
 def apply_intact(state: State, entry: Entry, payload: Payload) -> None:
     """Apply an entry that stands after damaged ones, for reading only: what it adds counts, whatever it expected."""
     if isinstance(payload, Commit) and payload.model in state.models:
-        _add_commit(state, entry, payload)
+        add_packs(state, payload)
+        _make_live(state.models[payload.model], payload, _checkpoint_of(entry, payload))
     elif isinstance(payload, RefMove) and payload.model in state.models:
         state.models[payload.model].refs[payload.tag] = Ref(payload.kind, payload.sealed_name, payload.target)
     else:
@@ -81,20 +91,29 @@ def _commit(state: State, entry: Entry, payload: Commit) -> _REASON:
     model = state.models.get(payload.model)
     if model is None:
         return "its model does not exist"
-    if any(payload.checkpoint in other.checkpoints for other in state.models.values()):
-        return "its checkpoint exists already"
-    reason = _commit_epochs(state, entry, payload) or _relied_packs(state, payload) or _own_packs(state, payload)
+    for other in state.models.values():
+        if payload.checkpoint in other.checkpoints:
+            return "its checkpoint exists already"
+        gone = other.gone.get(payload.checkpoint)
+        if gone is not None and gone.checkpoint is not None:
+            return "its checkpoint was deleted, and can be restored"
+    held = _checkpoint_of(entry, payload)
+    reason = upload_refused(state, entry, payload, objects_of(held))
     if payload.ref.kind not in (BRANCH, TAG):
         reason = reason or _NO_KIND
     reason = reason or _ref_expected(model, payload.ref.tag, payload.ref.kind, payload.ref.expected)
-    if not reason and payload.parent is not None and payload.parent not in model.checkpoints:
+    if (
+        not reason
+        and payload.parent is not None
+        and not (payload.parent in model.checkpoints or payload.parent in model.gone)
+    ):
         reason = "its parent is not one of this model"
     if not reason and payload.run_epoch is not None and payload.run_epoch != model.runs.get(payload.ref.tag):
         reason = f"its run epoch {payload.run_epoch} was superseded: another run has taken over the branch"
     if reason:
         return reason
-    _take_back(state, payload)
-    _add_commit(state, entry, payload)
+    take_upload(state, entry, payload, objects_of(held))
+    _make_live(model, payload, held)
     return None
 
 
@@ -103,74 +122,28 @@ def _supply(state: State, entry: Entry, payload: Supply) -> _REASON:
     checkpoint = model.checkpoints.get(payload.checkpoint) if model else None
     if model is None or checkpoint is None:
         return "its checkpoint does not exist"
-    reason = _commit_epochs(state, entry, payload) or _relied_packs(state, payload) or _own_packs(state, payload)
+    others = (object_key(payload.reachability, "reach"),)
+    reason = upload_refused(state, entry, payload, others)
     if reason is None:
-        _take_back(state, payload)
-        _add_packs(state, payload)
+        take_upload(state, entry, payload, others)
         model.checkpoints[payload.checkpoint] = msgspec.structs.replace(
-            checkpoint, reachability=payload.reachability, partial=payload.partial
+            checkpoint, reachability=payload.reachability, partial=payload.partial, quarantined=False
         )
     return reason
 
 
-def _take_back(state: State, payload: Commit | Supply) -> None:
-    for low, high in payload.relied:
-        for number in range(low, high + 1):
-            state.condemned.pop(number, None)
-
-
-def _add_packs(state: State, payload: Commit | Supply) -> None:
-    first, count = state.pack_count, len(payload.packs) // PACK_RECORD_BYTES
-    state.packs += payload.packs
-    state.pieces.extend(Piece(piece, first, count) for piece in payload.pieces)
-
-
-def _add_commit(state: State, entry: Entry, payload: Commit) -> None:
-    model = state.models[payload.model]
-    _add_packs(state, payload)
-    model.checkpoints[payload.checkpoint] = Checkpoint(
+def _checkpoint_of(entry: Entry, payload: Commit) -> Checkpoint:
+    return Checkpoint(
         entry.n, entry.claimed_at, entry.actor, payload.ref.expected or payload.parent,
         payload.body, payload.roots, payload.reachability, payload.meta, payload.run_epoch, payload.envelope,
         payload.partial,
     )  # fmt: skip
+
+
+def _make_live(model: Model, payload: Commit, checkpoint: Checkpoint) -> None:
+    model.gone.pop(payload.checkpoint, None)
+    model.checkpoints[payload.checkpoint] = checkpoint
     model.refs[payload.ref.tag] = Ref(payload.ref.kind, payload.ref.sealed_name, payload.checkpoint)
-
-
-def _commit_epochs(state: State, entry: Entry, payload: Commit | Supply) -> _REASON:
-    if not state.floor <= payload.epoch <= state.epoch:
-        return f"its epoch {payload.epoch} is not within floor {state.floor} and epoch {state.epoch}"
-    # With epochs set by collection entries only, every epoch up to the current one began at or before `epoch_n`.
-    if payload.hit_position >= entry.n or (payload.epoch == state.epoch and payload.hit_position < state.epoch_n):
-        return "its hits are not good for its epoch"
-    return None
-
-
-def _relied_packs(state: State, payload: Commit | Supply) -> _REASON:
-    previous = -1
-    for low, high in payload.relied:
-        if not previous < low <= high < state.pack_count:
-            return "it relies on packs that are not in force"
-        previous = high
-        for number in range(low, high + 1):
-            if state.condemned.get(number, state.floor + 1) <= state.floor:
-                return f"it relies on pack {number}, which is condemned"
-    return None
-
-
-def _own_packs(state: State, payload: Commit | Supply) -> _REASON:
-    own = split_packs(payload.packs)
-    if own is None or len({pack.key for pack in own}) != len(own):
-        return "its packs are not listed properly"
-    if bool(own) != bool(payload.pieces):
-        return "it has packs and no index piece, or the other way round"
-    sessions = set(payload.sessions)
-    if any(pack.session not in sessions for pack in own):
-        return "it lists a pack of a session that it does not name"
-    key_bytes = PACK_RECORD_BYTES - 8
-    known = {state.packs[at : at + key_bytes] for at in range(0, len(state.packs), PACK_RECORD_BYTES)} if own else ()
-    if any(pack.key in known for pack in own):
-        return "it lists a pack that is numbered already"
-    return None
 
 
 def _ref_expected(model: Model, tag: bytes, kind: str, expected: bytes | None) -> _REASON:
@@ -228,6 +201,16 @@ _RULES: dict[type[Payload], Callable[[State, Entry, Any], _REASON]] = {
     Supply: _supply,
     RefMove: _ref_move,
     RefDelete: _ref_delete,
+    Condemn: collection.condemn,
+    Floor: collection.floor,
+    Swept: collection.swept,
+    Uncondemn: collection.uncondemn,
+    MergeIndex: collection.merge_index,
+    Tombstone: collection.tombstone,
+    Restore: collection.restore,
+    Drop: collection.drop,
+    Verified: collection.verified,
+    Quarantine: collection.quarantine,
     Abort: _abort,
 }
 

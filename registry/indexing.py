@@ -10,6 +10,7 @@ from cairn.core.errors import IntegrityError, ObjectNotFound
 from cairn.core.ids import ContentId, parse_object_name
 from cairn.core.limits import INDEX_ROWS_MAX, KNOWN_BYTES_MAX, SEALED_OBJECT_BYTES_MAX
 from cairn.registry.entries import ObjectRef
+from cairn.registry.numbers import within
 from cairn.registry.opened import OpenStore
 from cairn.registry.state import PACK_RECORD_BYTES, Piece, State, pack_records
 from cairn.store.cache import Cache
@@ -40,11 +41,13 @@ class StateIndex:
 
     def is_in_force(self, number: int) -> bool:
         """Whether a pack is in force and not condemned."""
-        return 0 <= number < self._state.pack_count and number not in self._state.condemned
+        return self._state.in_force(number)
 
     def _in_force(self, places: list[Location]) -> list[Location]:
-        count, condemned = self._state.pack_count, self._state.condemned
-        return [at for at in places if at.pack < count and at.pack not in condemned]
+        state = self._state
+        if state.condemned or state.swept:
+            return [at for at in places if state.in_force(at.pack)]
+        return [at for at in places if at.pack < state.pack_count]
 
     def pack(self, number: int) -> PackRef:
         """Name and size of a pack."""
@@ -79,13 +82,17 @@ def piece_locations(opened: OpenStore, state: State, piece: Piece) -> list[tuple
     Raises:
         IntegrityError: the piece is missing, damaged, or lists other packs than its commit.
     """
-    plain, what = _piece_plain(opened, state, piece)
+    plain, what = piece_plain(opened, state, piece)
     _, entries = decode_piece(plain, what)
     return [(e.id, Location(piece.first + e.pack, e.offset, e.length)) for e in entries]
 
 
-def _piece_plain(opened: OpenStore, state: State, piece: Piece) -> tuple[bytes, str]:
-    """Plaintext of a piece and what to call it; its packs are those of its commit, the rest is unchecked."""
+def piece_plain(opened: OpenStore, state: State, piece: Piece) -> tuple[bytes, str]:
+    """Plaintext of a piece and what to call it; its packs are those of its commit, the rest is unchecked.
+
+    Raises:
+        IntegrityError: it is missing, damaged, or lists other packs.
+    """
     what = f"index piece {piece.object.object_name('index')}"
     sealed = read_object(opened, piece.object, "index")
     plain = open_object(opened.secrets.k_index, opened.store, ObjectKind.INDEX_PIECE, sealed, what)
@@ -104,6 +111,8 @@ def locations_of(opened: OpenStore, state: State, piece: Piece) -> tuple[list[tu
     found: list[tuple[ContentId, Location]] = []
     complete = True
     for number in range(piece.first, piece.first + piece.count):
+        if within(state.swept, number):
+            continue
         try:
             chunks = read_footer(opened.backend, state.pack(number).name, opened.secrets.k_index, opened.store)
         except (IntegrityError, ObjectNotFound):
@@ -131,7 +140,7 @@ def found_in(opened: OpenStore, state: State, pieces: Iterable[Piece]) -> Found:
     for piece in pieces:
         if piece.object.size > INDEX_ROWS_MAX * ENTRY_BYTES:
             with suppress(IntegrityError):
-                plain, what = _piece_plain(opened, state, piece)
+                plain, what = piece_plain(opened, state, piece)
                 check_piece(plain, what)
                 found.pieces[piece.first] = plain
                 continue

@@ -24,7 +24,6 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
     """The session under which uploads lie."""
 
     session: bytes
-    epoch: int
 
 
 class _Uploaded(msgspec.Struct, frozen=True, array_like=True):
@@ -83,12 +82,12 @@ class Journal:
             for pack in packs
         ]
 
-    def start(self, session: SessionId, epoch: int) -> None:
+    def start(self, session: SessionId) -> None:
         """Begin anew."""
         if self._file is not None:
             os.ftruncate(self._file, 0)
             os.lseek(self._file, 0, os.SEEK_SET)
-            self._write(Started(session, epoch))
+            self._write(Started(session))
 
     def add(self, ref: PackRef, chunks: Sequence[PackedChunk]) -> None:
         """Note a pack that is durable."""

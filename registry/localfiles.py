@@ -46,6 +46,10 @@ class KeyHome:
         """Where the journal of a transfer to a store lies."""
         return self.state / "transfers" / f"{store.hex()}-{checkpoint.hex()}"
 
+    def watched_file(self, store: StoreId) -> Path:
+        """Where it is noted how long sessions and pins of a store have been silent."""
+        return self.state / "watched" / f"{store.hex()}.json"
+
     def remotes_file(self, store: StoreId) -> Path:
         """Where the remotes of a store are noted."""
         return self.data / "remotes" / f"{store.hex()}.json"

@@ -4,9 +4,8 @@ Order: packs (the caller's) -> index piece -> component roots, body, reachabilit
 The entry is the line that publishes: before it nothing has changed for anybody, after it the checkpoint is complete.
 """
 
-from itertools import groupby
-
 import msgspec
+from msgspec.structs import replace
 
 from cairn.core.canonical import encode
 from cairn.core.errors import IntegrityError
@@ -17,6 +16,7 @@ from cairn.registry.checkpoint import checkpoint_id
 from cairn.registry.entries import Commit, ObjectRef, RefChange, RootRef
 from cairn.registry.models import CommitMeta, check_expected, seal_meta
 from cairn.registry.names import ref_tag
+from cairn.registry.numbers import ranges
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
 from cairn.registry.state import State
@@ -38,8 +38,8 @@ class Draft(msgspec.Struct, frozen=True):
         components: opened roots by class.
         reachable: ids of all chunks and pages.
         written: what the save put into packs and relies on.
-        hit_position: log position that the save's dedup hits are good for.
-        sessions: of other writers that uploaded for it, and the lowest epoch among them.
+        sessions: of other writers that uploaded for it.
+        good: the lowest epoch and hit position among them (see `Session.settle`).
         exactness: see `Body`.
         run_epoch: of the training run, if one writes.
         envelope: times and places of the save, encoded.
@@ -54,9 +54,8 @@ class Draft(msgspec.Struct, frozen=True):
     parents: tuple[Parent, ...]
     meta: CommitMeta
     written: Written
-    hit_position: int
     sessions: tuple[bytes, ...] = ()
-    epoch: int | None = None
+    good: tuple[int, int] | None = None
     exactness: str = ""
     run_epoch: int | None = None
     envelope: bytes | None = None
@@ -73,6 +72,9 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
     opened, secrets = registry.opened, registry.opened.secrets
     keys = registry.model_keys(draft.model)
 
+    epoch, hit_position = session.settle()
+    if draft.good is not None:
+        epoch, hit_position = min(epoch, draft.good[0]), min(hit_position, draft.good[1])
     uploads = Uploads(opened, session)
     written = draft.written
     pieces: tuple[ObjectRef, ...] = ()
@@ -97,7 +99,8 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
         envelope = uploads.put(keys.pair(ComponentClass.META).seal(draft.envelope, ENVELOPE), ENVELOPE)
     tag = ref_tag(secrets.k_log, draft.model, draft.branch)
     change = RefChange(tag, keys.seal_name(draft.branch), draft.expected)
-    meta = seal_meta(registry, draft.model, draft.meta)
+    now = draft.meta.saved_at or opened.clock.wall_ns()
+    meta = seal_meta(registry, draft.model, replace(draft.meta, saved_at=now, parent=draft.expected))
 
     def build(state: State) -> Commit:
         check_expected(state.models[draft.model], tag, draft.branch, draft.expected)
@@ -105,8 +108,8 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
             model=draft.model,
             checkpoint=identifier,
             sessions=(session.id, *draft.sessions),
-            epoch=session.epoch if draft.epoch is None else min(session.epoch, draft.epoch),
-            hit_position=draft.hit_position,
+            epoch=epoch,
+            hit_position=hit_position,
             relied=ranges(written.relied),
             packs=packs,
             pieces=pieces,
@@ -123,10 +126,3 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
     if identifier not in registry.state.models[draft.model].checkpoints:
         raise IntegrityError(f"the log does not show checkpoint {identifier.hex()} after its commit")
     return identifier
-
-
-def ranges(numbers: set[int]) -> tuple[tuple[int, int], ...]:
-    """Closed ranges of a set of numbers, ascending."""
-    groups = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
-    runs = [[number for _, number in group] for _, group in groups]
-    return tuple((run[0], run[-1]) for run in runs)

@@ -178,7 +178,7 @@ class Registry:
 
     def _load(self) -> tuple[Replay, State]:
         self._replay = self._start()
-        self._pieces_known = len(self._replay.attested().pieces)
+        self._packs_known = self._replay.attested().pack_count
         self._state = self._replay.current()
         self._cached, self._indexed = self._replay.length, self._replay.length or -1
         return self._replay, self.refresh()
@@ -209,18 +209,19 @@ class Registry:
     def _index_since(self, before: int, state: State) -> None:
         """Add the pieces of new commits to the cache, and the fold with them."""
         opened, attested = self.opened, self._replay.attested()
-        known, certain = self._pieces_known, len(attested.pieces)
-        added = found_in(opened, attested, attested.pieces[known:])
+        known, certain = self._packs_known, attested.pack_count
+        # A piece that came into the place of others lists what is known.
+        added = found_in(opened, attested, [piece for piece in attested.pieces if piece.first >= known])
         fold = seal_object(opened.secrets.k_log, opened.store, ObjectKind.CACHE, encode_state(attested), opened.entropy)
         if added.complete:
             self._cache.advance(before - 1, attested.length - 1, fold, added.entries, added.pieces)
         else:
             # What is out of reach now may be back tomorrow; a cache that moved past it would never look again.
             self._cache.hold(added.entries, added.pieces)
-        self._pieces_known = certain
+        self._packs_known = certain
         if state.damaged_from is not None:
             # Numbers of packs are guesses while entries are lost, so these never reach the cache.
-            guessed = found_in(opened, state, state.pieces[certain:])
+            guessed = found_in(opened, state, [piece for piece in state.pieces if piece.first >= certain])
             self._cache.hold(guessed.entries, guessed.pieces)
             self._cache.hold(salvage_packs(opened, state))
 

@@ -1,15 +1,21 @@
 """The state that the log says, as one value."""
 
 import struct
+from itertools import pairwise
 
 import msgspec
 
-from cairn.core.ids import RANDOM_ID_BYTES, SessionId
+from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, SessionId, object_name
 from cairn.registry.entries import ComponentPublic, ObjectRef, RootRef
+from cairn.registry.numbers import within
 from cairn.store.index import PackRef
 
 _PACK = struct.Struct("<16s12sQ")
 PACK_RECORD_BYTES = _PACK.size
+# Kinds of collectable objects; their order is the code in an object key. What is of another kind is left alone.
+OBJECT_KINDS = ("pack", "index", "body", "root", "reach", "envelope", "fragment")
+BINARY_NAME_BYTES = RANDOM_ID_BYTES + OBJECT_RANDOM_BYTES
+OBJECT_KEY_BYTES = BINARY_NAME_BYTES + 1
 
 
 class Ref(msgspec.Struct, frozen=True):
@@ -21,7 +27,13 @@ class Ref(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """A committed checkpoint. `parent` is what its ref pointed to before."""
+    """A committed checkpoint.
+
+    Args:
+        parent: what its ref pointed to before.
+        quarantined: collection goes on without its reachability list, which is damaged.
+        verified: how thoroughly it was found whole, if it was.
+    """
 
     n: int
     claimed_at: int
@@ -34,10 +46,38 @@ class Checkpoint(msgspec.Struct, frozen=True):
     run_epoch: int | None = None
     envelope: ObjectRef | None = None
     partial: bool = False
+    quarantined: bool = False
+    verified: str = ""
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """A deleted checkpoint.
+
+    Args:
+        n, actor: of the `tombstone`.
+        due_at: when it may be dropped, by the clock of whoever deleted it (ns).
+        cause: why it was deleted.
+        parent: as the checkpoint's, so that a history goes on behind it.
+        checkpoint: what `restore` brings back; None once it is dropped.
+        dropped_n: the `drop`.
+    """
+
+    n: int
+    actor: bytes
+    due_at: int
+    cause: str
+    parent: bytes | None
+    checkpoint: Checkpoint | None
+    dropped_n: int | None = None
 
 
 class Model(msgspec.Struct):
-    """A logical model. `runs` has the newest run epoch of each branch, by its tag."""
+    """A logical model.
+
+    Args:
+        runs: the newest run epoch of each branch, by its tag.
+        gone: checkpoints that were deleted.
+    """
 
     name_tag: bytes
     sealed_name: bytes
@@ -47,6 +87,7 @@ class Model(msgspec.Struct):
     refs: dict[bytes, Ref] = {}
     checkpoints: dict[bytes, Checkpoint] = {}
     runs: dict[bytes, int] = {}
+    gone: dict[bytes, Gone] = {}
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -70,10 +111,14 @@ class State(msgspec.Struct):
     Args:
         frontier: Merkle frontier over all of them.
         last_leaf: leaf hash of the last of them; tells a log that was rolled back or replaced.
-        epoch, epoch_n: collection epoch and the entry that set it.
+        epoch: of collection.
+        epochs: the entry that set each epoch from the floor on; epoch 0 began with the log.
         floor: commits of sessions below this epoch are void.
         packs: 36 bytes a pack, in numbering order.
         condemned: pack number -> epoch of its condemnation.
+        condemned_objects: the same of other objects, by their keys.
+        swept: numbers of packs that are deleted, as closed ranges, ascending.
+        live_n: the newest entry that made something live, or changed where it lies.
         newer_from: first entry of a type that this version does not know.
         damaged_from: where the log is damaged: the entry that does not open, if one stands out, else the first
             whose signed root contradicts the bytes before it.
@@ -86,11 +131,14 @@ class State(msgspec.Struct):
     heartbeat_seconds: float = 0.0
     silence_seconds: float = 0.0
     epoch: int = 0
-    epoch_n: int = 0
+    epochs: dict[int, int] = {}
     floor: int = 0
     models: dict[bytes, Model] = {}
     packs: bytes = b""
     condemned: dict[int, int] = {}
+    condemned_objects: dict[bytes, int] = {}
+    swept: list[tuple[int, int]] = []
+    live_n: int = 0
     pieces: list[Piece] = []
     voids: list[Void] = []
     newer_from: int | None = None
@@ -106,6 +154,10 @@ class State(msgspec.Struct):
         session, random, size = _PACK.unpack_from(self.packs, number * PACK_RECORD_BYTES)
         return PackRef(SessionId(session), random, size)
 
+    def in_force(self, number: int) -> bool:
+        """Whether the index offers a pack: it is numbered, not condemned and not swept."""
+        return 0 <= number < self.pack_count and number not in self.condemned and not within(self.swept, number)
+
     def model_by_tag(self, name_tag: bytes) -> tuple[bytes, Model] | None:
         """The model of a name tag."""
         return next(((i, model) for i, model in self.models.items() if model.name_tag == name_tag), None)
@@ -113,6 +165,63 @@ class State(msgspec.Struct):
     def copy(self) -> "State":
         """An independent copy."""
         return msgspec.msgpack.decode(msgspec.msgpack.encode(self), type=State)
+
+
+def object_key(ref: ObjectRef, kind: str) -> bytes:
+    """Binary name and kind of an object that an entry names, 29 bytes."""
+    return ref.name + bytes((OBJECT_KINDS.index(kind),))
+
+
+def pack_key(pack: PackRef) -> bytes:
+    """Key of a pack, numbered or not."""
+    return pack.key + bytes((0,))
+
+
+def name_of_key(key: bytes) -> str:
+    """Name in the backend of the object that a key stands for.
+
+    Raises:
+        IndexError: no such kind.
+    """
+    session, random = key[:RANDOM_ID_BYTES], key[RANDOM_ID_BYTES:BINARY_NAME_BYTES]
+    return object_name(SessionId(session), random, OBJECT_KINDS[key[BINARY_NAME_BYTES]])
+
+
+def split_keys(joined: bytes) -> list[bytes] | None:
+    """Keys that stand one after the other; None if they are not ascending and distinct, or of no known kind."""
+    keys = [joined[at : at + OBJECT_KEY_BYTES] for at in range(0, len(joined), OBJECT_KEY_BYTES)]
+    if len(joined) % OBJECT_KEY_BYTES or any(a >= b for a, b in pairwise(keys)):
+        return None
+    return keys if all(key[BINARY_NAME_BYTES] < len(OBJECT_KINDS) for key in keys) else None
+
+
+def pack_keys(records: bytes) -> set[bytes]:
+    """Keys of the packs of an entry, or of a state."""
+    kind = bytes((0,))
+    return {records[at : at + BINARY_NAME_BYTES] + kind for at in range(0, len(records), PACK_RECORD_BYTES)}
+
+
+def objects_of(checkpoint: Checkpoint) -> list[bytes]:
+    """Keys of a checkpoint's own objects."""
+    keys = [object_key(checkpoint.body, "body"), object_key(checkpoint.reachability, "reach")]
+    keys += [object_key(root.object, "root") for root in checkpoint.roots]
+    return keys + ([object_key(checkpoint.envelope, "envelope")] if checkpoint.envelope is not None else [])
+
+
+def named_keys(state: "State") -> set[bytes]:
+    """Keys of all collectable objects that a state needs or still counts: any other is a leftover.
+
+    Packs are all that were ever numbered: a number is what condemns those.
+    """
+    keys = pack_keys(state.packs)
+    keys.update(object_key(piece.object, "index") for piece in state.pieces)
+    for model in state.models.values():
+        for checkpoint in model.checkpoints.values():
+            keys.update(objects_of(checkpoint))
+        for gone in model.gone.values():
+            if gone.checkpoint is not None:
+                keys.update(objects_of(gone.checkpoint))
+    return keys
 
 
 def pack_records(packs: list[PackRef]) -> bytes:
@@ -127,4 +236,4 @@ def split_packs(records: bytes) -> list[PackRef] | None:
     return [PackRef(SessionId(s), r, size) for s, r, size in _PACK.iter_unpack(records)]
 
 
-assert RANDOM_ID_BYTES + 12 + 8 == PACK_RECORD_BYTES
+assert BINARY_NAME_BYTES + 8 == PACK_RECORD_BYTES

@@ -211,6 +211,20 @@ class Cache:
 
         self._try_write(change)
 
+    def bad_places(self) -> list[tuple[bytes, int, int]]:
+        """Content id, pack and offset of every place that is marked bad."""
+        found = []
+        with self._lock, self._read() as transaction:
+            if transaction is not None:
+                cursor = transaction.cursor(db=self._meta)
+                there = cursor.set_range(_BAD)
+                while there and bytes(cursor.key()).startswith(_BAD):
+                    identifier = bytes(cursor.key())[len(_BAD) :]
+                    for pack, offset, _ in _LOCATION.iter_unpack(bytes(cursor.value())):
+                        found.append((identifier, pack, offset))
+                    there = cursor.next()
+        return found
+
     # --- files ---------------------------------------------------------------------------------
 
     def get_file(self, key: bytes) -> bytes | None:

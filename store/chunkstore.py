@@ -186,12 +186,27 @@ class ChunkSave:
 
     def rely(self, identifier: ContentId) -> bool:
         """Whether the store holds this content already; the save then relies on the pack that has it."""
-        for location in self.chunks.index.locations(identifier):
-            if self._present(location):
-                with self._lock:
-                    self.written.relied.add(location.pack)
-                return True
-        return False
+        while True:
+            chunks = self.chunks
+            found = next((at.pack for at in chunks.index.locations(identifier) if self._present(at)), None)
+            with self._lock:
+                if chunks is self.chunks:
+                    if found is not None:
+                        self.written.relied.add(found)
+                    return found is not None
+
+    def relied(self) -> set[int]:
+        """Numbers of the packs that the save relies on so far."""
+        with self._lock:
+            return set(self.written.relied)
+
+    def continue_on(self, chunks: ChunkStore, in_force: Callable[[int], bool]) -> bool:
+        """Look up hits in a newer index from here on; False, and nothing changes, if one so far is not good there."""
+        with self._lock:
+            if not all(in_force(number) for number in self.written.relied):
+                return False
+            self.chunks = chunks
+            return True
 
     def _present(self, location: Location) -> bool:
         """Whether the pack is there at its full size; asked once a pack and save."""

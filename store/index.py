@@ -15,7 +15,7 @@ Plaintext of a piece (sealed as INDEX_PIECE under K_index), little-endian:
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,6 +24,9 @@ from cairn.core.errors import IntegrityError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, ContentId, SessionId, object_name
 from cairn.core.limits import CHUNK_BYTES_MAX, PACK_BYTES_MAX
 from cairn.store.crypto.chunks import OVERHEAD_BYTES
+
+if TYPE_CHECKING:
+    import numpy as np
 
 VERSION = 1
 # Entries of a block in the cache, which then fills one page of LMDB's (4096 bytes, of which 16 are its own).
@@ -105,10 +108,19 @@ def join_pieces(pieces: Sequence[bytes]) -> bytes:
             at += count * np.dtype(kind).itemsize
         columns[1][-1] = columns[1][-1] + np.uint32(first)
         first += pack_count
-    ids, packs, offsets, lengths = (np.concatenate(column) if column else np.zeros(0) for column in columns)
-    order = np.argsort(ids, kind="stable")
-    head = _HEAD.pack(VERSION, first, len(order))
-    return b"".join((head, *tables, *(column[order].tobytes() for column in (ids, packs, offsets, lengths))))
+    pairs = zip(columns, _COLUMNS, strict=True)
+    joined = [np.concatenate(column) if column else np.zeros(0, kind) for column, kind in pairs]
+    return piece_of_columns(b"".join(tables), joined)
+
+
+def piece_of_columns(table: bytes, columns: "Sequence[np.ndarray[Any, Any]]") -> bytes:
+    """A piece of given packs (36 bytes each) and columns (ids, packs by their place in the table, offsets, lengths)."""
+    import numpy as np
+
+    order = np.argsort(columns[0], kind="stable")
+    head = _HEAD.pack(VERSION, len(table) // _PACK.size, len(order))
+    rows = (column[order].astype(kind).tobytes() for column, kind in zip(columns, _COLUMNS, strict=True))
+    return b"".join((head, table, *rows))
 
 
 def sorted_ids(ids: Iterable[ContentId]) -> bytes:
@@ -129,14 +141,10 @@ def check_piece(plain: bytes, what: str) -> None:
     """
     import numpy as np
 
-    at, count = _ids_at(plain, what)
+    at = _ids_at(plain, what)[0]
     record, pack_count = np.dtype([("key", "V28"), ("size", "<u8")]), (at - _HEAD.size) // _PACK.size
     sizes = np.frombuffer(plain, record, pack_count, _HEAD.size)["size"]
-    found = []
-    for kind in _COLUMNS:
-        found.append(np.frombuffer(plain, kind, count, at))
-        at += count * np.dtype(kind).itemsize
-    ids, packs, offsets, lengths = found
+    ids, packs, offsets, lengths = columns_of(plain, what)
     if (ids[1:] < ids[:-1]).any():
         raise IntegrityError(f"{what} is not sorted")
     if (packs >= len(sizes)).any() or (sizes > PACK_BYTES_MAX).any():
@@ -145,6 +153,18 @@ def check_piece(plain: bytes, what: str) -> None:
         raise IntegrityError(f"{what} points outside its packs")
     if ((lengths < OVERHEAD_BYTES) | (lengths > CHUNK_BYTES_MAX + OVERHEAD_BYTES)).any():
         raise IntegrityError(f"{what} holds an impossible length")
+
+
+def columns_of(plain: bytes, what: str) -> "list[np.ndarray[Any, Any]]":
+    """Ids, packs by their place in the table, offsets and stored lengths of a piece's entries, unchecked."""
+    import numpy as np
+
+    at, count = _ids_at(plain, what)
+    found = []
+    for kind in _COLUMNS:
+        found.append(np.frombuffer(plain, kind, count, at))
+        at += count * np.dtype(kind).itemsize
+    return found
 
 
 def pack_table(plain: bytes, what: str = "an index piece") -> bytes:

@@ -11,6 +11,7 @@ is pickled to a process of `async_save` says where the store is; keys are found 
 import dataclasses
 import io
 import os
+import weakref
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from cairn.core.limits import FRAGMENT_READS_AT_ONCE
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.models import CommitMeta, ensure_model, find_model, history, ref_value
 from cairn.registry.names import MAIN, check_model_name, check_ref_name
+from cairn.registry.pins import Pin
 from cairn.registry.registry import Registry
 from cairn.registry.selectors import parse_selector, resolve
 from cairn.store.codec import CodecPolicy
@@ -239,10 +241,12 @@ class CairnReader(StorageReader):
         self._selector, self._place, self._verify = parse_selector(selector), StorePlace(store), verify
         self._name: CheckpointName = None
         self._contents: Contents | None = None
+        self._unpin: weakref.finalize[..., Any] | None = None
 
     def reset(self, checkpoint_id: CheckpointName = None) -> None:
         """Begin anew."""
-        self._name, self._contents = checkpoint_id, None
+        self._name = checkpoint_id
+        self._let_go()
 
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
         """What the checkpoint holds.
@@ -265,6 +269,8 @@ class CairnReader(StorageReader):
                     hint="'cairn log MODEL' shows steps and messages",
                 )
             checkpoint = fitting[0].id
+        self._let_go()
+        self._unpin = weakref.finalize(self, Pin(registry, model, checkpoint).release)
         self._contents = Contents(CheckpointManifest(registry, model, checkpoint))
         return self._contents.metadata()
 
@@ -295,6 +301,8 @@ class CairnReader(StorageReader):
             torch.save(value, buffer)  # in memory, since planners unpickle what they are given
             buffer.seek(0)
             planner.load_bytes(item, buffer)
+        if self._unpin is not None:
+            self._unpin()
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -306,8 +314,14 @@ class CairnReader(StorageReader):
 
     def close(self) -> None:
         """Close the store if it was opened here. The reader can be used again."""
-        self._contents = None
+        self._let_go()
         self._place.close()
+
+    def _let_go(self) -> None:
+        self._contents = None
+        if self._unpin is not None:
+            self._unpin()
+            self._unpin = None
 
     def _agreed(self, plan: LoadPlan, registry: Registry) -> Contents:
         """What the coordinator has found, if it says so; the plan was made for what this rank has found."""
@@ -320,4 +334,4 @@ class CairnReader(StorageReader):
         return Contents(manifest)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_contents": None}
+        return {**self.__dict__, "_contents": None, "_unpin": None}

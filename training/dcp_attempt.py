@@ -56,8 +56,8 @@ class Attempt:
     def __init__(self, registry: Registry, codec: CodecPolicy, rank: int, coordinates: bool) -> None:
         opened, state = registry.opened, registry.refresh()
         self.rank, self.coordinates = rank, coordinates
-        self.session = Session(opened, state.epoch, state.heartbeat_seconds)
-        self.save = registry.chunks().save(self.session, codec, opened.clock)
+        self.session = Session(registry)
+        self.save = self.session.save(codec, opened.clock)
         self.stages = Stages()
         self.fragment: Fragment | None = None
         self._registry, self._since = registry, state.length - 1
@@ -73,7 +73,7 @@ class Attempt:
         now = opened.clock.monotonic()
         stages.write, stages.total = now - begun, now - self._begun
         fragment = make_fragment(
-            self.rank, step or 0, self.session, self._since, tensors, items.values, self.save.written, stages,
+            self.rank, step or 0, self.session, tensors, items.values, self.save.written, stages,
             stays=self.coordinates,
         )  # fmt: skip
         told = Told(self.rank, opened.store, step)

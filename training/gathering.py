@@ -56,7 +56,6 @@ def make_fragment(
     rank: int,
     step: int,
     session: Session,
-    hit_position: int,
     tensors: Sequence[Contribution],
     values: Sequence[ContributedValue],
     written: Written,
@@ -76,9 +75,10 @@ def make_fragment(
     stages.digest, stages.encode, stages.seal, stages.store = (
         seconds.digest, seconds.encode, seconds.seal, seconds.store,
     )  # fmt: skip
+    epoch, hit_position = session.settle()
     pieces = b"" if stays else encode_piece(written.packs, written.entries)
     return Fragment(
-        rank, step, session.id, session.epoch, hit_position, tuple(tensors), tuple(values), pieces,
+        rank, step, session.id, epoch, hit_position, tuple(tensors), tuple(values), pieces,
         tuple(sorted(written.relied)), written.counts, stages, platform.node(), replan, tuple(notes),
     )  # fmt: skip
 
@@ -193,7 +193,7 @@ class Gathering:
         envelope = Envelope(self._registry.opened.clock.wall_ns(), tuple(self._reports), tuple(notes))
         draft = Draft(
             goal.model, goal.branch, goal.expected, self._components, self._pages.reachable, parents, goal.meta,
-            uploads.beside(written), uploads.hit_position, tuple(uploads.sessions), uploads.epoch, goal.exactness,
+            uploads.beside(written), tuple(uploads.sessions), uploads.good, goal.exactness,
             goal.run_epoch, encode(envelope), tuple(uploads.pieces),
         )  # fmt: skip
         return publish(self._registry, self._session, draft)
@@ -204,18 +204,16 @@ class _Uploads:
 
     def __init__(self) -> None:
         self.sessions: list[bytes] = []
-        self.epoch: int | None = None
-        self.hit_position = -1
+        self.good: tuple[int, int] | None = None
         self.pieces: list[bytes] = []
         self._relied: set[int] = set()
 
     def add(self, fragment: Fragment, own: bool) -> None:
-        """Take up one rank's; of the coordinator's own only the position that its hits are good for."""
-        known = self.hit_position
-        self.hit_position = fragment.hit_position if known < 0 else min(known, fragment.hit_position)
+        """Take up one rank's; of the coordinator's own nothing, whose session speaks for itself."""
         if own:
             return
-        self.epoch = fragment.epoch if self.epoch is None else min(self.epoch, fragment.epoch)
+        epoch, position = self.good or (fragment.epoch, fragment.hit_position)
+        self.good = min(epoch, fragment.epoch), min(position, fragment.hit_position)
         self.sessions.append(fragment.session)
         check_piece(fragment.pieces, f"fragment of rank {fragment.rank}")
         self.pieces.append(fragment.pieces)

@@ -5,6 +5,7 @@ tensors unusable; that is raised on every rank.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from cairn.core.errors import IntegrityError, NotFoundError, SaveFailed, StateMi
 from cairn.core.heap import collection_paused
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import LISTED_NAMES_MAX, READ_BYTES_TARGET
+from cairn.core.shown import Shown
 from cairn.loader.boxes import BoxPlan, StoredTensor, Target
 from cairn.loader.execute import execute, reading_threads
 from cairn.loader.placement import as_array
@@ -27,6 +29,7 @@ from cairn.manifests.tiling import Box
 from cairn.manifests.values import decode_value
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.names import LATEST
+from cairn.registry.pins import pinned
 from cairn.registry.registry import Registry
 from cairn.registry.selectors import resolve
 from cairn.registry.within import Pages, pages_within, stored_within
@@ -41,7 +44,7 @@ from cairn.training.windows import Windows
 _WORKER_BYTES = 2 * READ_BYTES_TARGET
 
 
-class LoadReport(msgspec.Struct, frozen=True):
+class LoadReport(Shown, frozen=True):
     """What a load did on this rank.
 
     Args:
@@ -130,6 +133,13 @@ class Loader:
         found = self._resolve(model, branch, options)
         if found is None:
             return None
+        # One rank's pin protects what all read, until all are done.
+        with pinned(self._registry, *found) if self._ranks.coordinates else nullcontext(True):
+            return self._load_found(found, state, options, begun)
+
+    def _load_found(
+        self, found: tuple[ModelId, CheckpointId], state: dict[str, Any], options: LoadOptions, begun: float
+    ) -> LoadReport:
         manifest = CheckpointManifest(self._registry, *found)
         check_exact_enough(manifest.body.exactness, options.require, manifest.what)
         begun = self._lap("resolve", begun)
@@ -149,11 +159,21 @@ class Loader:
         notes = list(binding.notes)
         for finish in (*binding.finish, *binding.last):
             notes += finish()
+        self._agree_on_success()
         self._lap("finish", begun)
         return LoadReport(
             found[1], manifest.body.step, len(binding.reads), *prepared.counts(), self._seconds,
             tuple(prepared.casts), (*verdict.missing, *verdict.extra), tuple(not_asked), tuple(notes),
         )  # fmt: skip
+
+    def _agree_on_success(self) -> None:
+        """Return once all ranks have all of it; a late failure of one is raised on every rank."""
+        ranks, task = self._ranks, self._task
+        ranks.tell(task, "loaded", b"")
+        if ranks.coordinates:
+            ranks.wait(task, "loaded", range(ranks.count), self._limit)
+            ranks.tell(task, "complete", b"")
+        ranks.wait(task, "complete", [COORDINATOR], self._limit)
 
     def _lap(self, stage: str, since: float) -> float:
         now = self._clock.monotonic()

@@ -108,9 +108,9 @@ class Writer:
         try:
             state = registry.refresh()
             since = state.length
-            with Session(registry.opened, state.epoch, state.heartbeat_seconds) as session:
-                save = registry.chunks().save(session, self._codec, self._clock)
-                fragment = self._contribute(task, save, session, state.length - 1)
+            with Session(registry) as session:
+                save = session.save(self._codec, self._clock)
+                fragment = self._contribute(task, save, session)
                 if branch is None:
                     self._announce(task, fragment)
                 else:
@@ -127,7 +127,7 @@ class Writer:
 
     # --- this rank's part ---------------------------------------------------------------------------
 
-    def _contribute(self, task: Task, save: ChunkSave, session: Session, hit_position: int) -> Fragment:
+    def _contribute(self, task: Task, save: ChunkSave, session: Session) -> Fragment:
         task.handle.captured.result(self._seconds)
         stages, begun = task.handle.stages, self._clock.monotonic()
         session.ensure_open()
@@ -136,7 +136,7 @@ class Writer:
         now = self._clock.monotonic()
         stages.write, stages.total = now - begun, now - task.started
         return make_fragment(
-            self._ranks.rank, task.step, session, hit_position, tensors, task.values, save.written, stages,
+            self._ranks.rank, task.step, session, tensors, task.values, save.written, stages,
             stays=self._ranks.count == 1, replan=task.replan, notes=task.notes,
         )  # fmt: skip
 

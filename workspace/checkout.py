@@ -18,6 +18,7 @@ from cairn.loader.execute import execute, reading_threads
 from cairn.loader.plan import Group, plan_reads
 from cairn.manifests.schema import FileEntry
 from cairn.registry.checkpoint import CheckpointManifest
+from cairn.registry.pins import pinned
 from cairn.registry.registry import Registry
 from cairn.workspace.casefold import check_names_fit
 from cairn.workspace.destination import becoming, checked_destination
@@ -49,11 +50,12 @@ def checkout(
     """
     progress = progress or Silent()
     destination = checked_destination(destination)
-    manifest = CheckpointManifest(registry, model, checkpoint)
-    recipe = Recipe(manifest)
-    files = recipe.files()
-    with becoming(destination, registry.opened.entropy.token(6).hex()) as partial:
-        return _Writer(manifest, recipe, os.fsencode(partial), progress).write(files)
+    with pinned(registry, model, checkpoint):
+        manifest = CheckpointManifest(registry, model, checkpoint)
+        recipe = Recipe(manifest)
+        files = recipe.files()
+        with becoming(destination, registry.opened.entropy.token(6).hex()) as partial:
+            return _Writer(manifest, recipe, os.fsencode(partial), progress).write(files)
 
 
 def write_files(manifest: CheckpointManifest, files: list[FileEntry], root: Path) -> CheckoutResult:

@@ -17,6 +17,7 @@ from cairn.core.ids import CheckpointId, ContentId, ModelId
 from cairn.core.limits import MESSAGE_BYTES_MAX, PACK_BYTES_TARGET, STEP_MAX
 from cairn.core.pool import Pool, threads_within_budget
 from cairn.core.progress import Progress, Silent
+from cairn.core.shown import Shown
 from cairn.formats.detect import INDEX_SUFFIXES
 from cairn.manifests.dtypes import nbytes
 from cairn.manifests.schema import ComponentRoot, FileEntry, Parent, TensorEntry
@@ -65,7 +66,7 @@ class CommitOptions(msgspec.Struct, frozen=True):
     codec: CodecPolicy = CodecPolicy.RAW
 
 
-class CommitResult(msgspec.Struct, frozen=True):
+class CommitResult(Shown, frozen=True):
     """What a commit did. `counts` are of data chunks; bytes are plaintext unless named stored.
 
     Args:
@@ -145,8 +146,7 @@ class _Commit:
 
     def run(self) -> CommitResult:
         registry = self.registry
-        state = registry.refresh()
-        hit_position = state.length - 1
+        registry.refresh()
         model = self._existing_model()
         expected = None
         if model is not None:
@@ -156,8 +156,8 @@ class _Commit:
         self.scanned_at_ns = registry.opened.clock.wall_ns()
         tree = scan(self.path)
         self.states = [] if self.options.opaque else find_states(tree)
-        with Session(registry.opened, state.epoch, state.heartbeat_seconds) as session:
-            self.save = registry.chunks().save(session, self.options.codec)
+        with Session(registry) as session:
+            self.save = session.save(self.options.codec)
             self._ingest(tree, model)
             tensors, files = self._entries(tree)
             self.held = entries_of(self.states)
@@ -173,7 +173,7 @@ class _Commit:
             parents = (Parent("continue", expected),) if expected is not None else ()
             draft = Draft(
                 model, self.options.branch, expected, components, reachable, parents, meta,
-                self.save.written, hit_position,
+                self.save.written,
             )  # fmt: skip
             checkpoint = publish(registry, session, draft)
         self._remember(tree, model)
@@ -311,7 +311,8 @@ class _Commit:
             return False
         try:
             manifest = CheckpointManifest(self.registry, model, tip)
-            if set(manifest.components) != set(components) or open_meta(self.registry, model, manifest.state) != meta:
+            found = open_meta(self.registry, model, manifest.state)
+            if set(manifest.components) != set(components) or (found.message, found.step) != (meta.message, meta.step):
                 return False
             return all(manifest.root(component) == root for component, root in components.items())
         except IntegrityError:  # a damaged tip is no reason to refuse a good copy of its content

@@ -18,6 +18,7 @@ from cairn.formats.safetensors_write import Named, Shard, index_of, plan_shards
 from cairn.manifests.dtypes import nbytes
 from cairn.manifests.schema import FileEntry, Key, TensorBytes, TensorEntry
 from cairn.registry.checkpoint import CheckpointManifest
+from cairn.registry.pins import pinned
 from cairn.registry.registry import Registry
 from cairn.store.crypto.components import ComponentClass
 from cairn.workspace.casefold import check_names_fit
@@ -90,9 +91,10 @@ def export(
     if options.shard_bytes <= 0:
         raise UsageError("a file cannot have a limit of 0 bytes")
     destination = checked_destination(destination)
-    manifest = CheckpointManifest(registry, model, checkpoint)
-    components = _components(manifest, options)
-    with becoming(destination, registry.opened.entropy.token(6).hex()) as partial:
+    token = registry.opened.entropy.token(6).hex()
+    with pinned(registry, model, checkpoint), becoming(destination, token) as partial:
+        manifest = CheckpointManifest(registry, model, checkpoint)
+        components = _components(manifest, options)
         beside = list(_files_beside(manifest))
         along = write_files(manifest, beside, partial)
         if options.format == "safetensors":

@@ -7,6 +7,7 @@ reader never meets the files of two; `invalidate_cache` forgets. A model whose n
 import errno
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from cairn.core.errors import CairnError, NotAllowed, NotFoundError, RefusedError, UsageError
 from cairn.core.limits import FILE_CACHE_BYTES
 from cairn.registry.checkpoint import CheckpointManifest
+from cairn.registry.pins import Pin
 from cairn.registry.registry import Registry
 from cairn.registry.selectors import resolve
 from cairn.workspace.opening import registry_at
@@ -111,6 +113,8 @@ class CairnFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ships
             if selector not in self._trees:
                 self._registry.refresh()
                 found = resolve(self._registry, unquote(selector))
+                # Whoever streams a file may come back to it at any time, as long as this file system lives.
+                weakref.finalize(self, Pin(self._registry, *found).release)
                 self._trees[selector] = VirtualTree(CheckpointManifest(self._registry, *found), self._pieces)
             return self._trees[selector], os.fsencode(inside)
 

@@ -42,6 +42,7 @@ class ObjectKind(IntEnum):
     SESSION = 6
     CACHE = 7
     FRAGMENT = 8
+    PIN = 10
 
 
 def seal_object(class_key: bytes, store: StoreId, kind: ObjectKind, plaintext: Buffer, entropy: Entropy) -> bytes:

@@ -13,8 +13,7 @@ import pytest
 
 from cairn.core.canonical import encode
 from cairn.core.ids import RANDOM_ID_BYTES, SessionId
-from cairn.gc.sessions import session_object
-from cairn.registry.session import SessionRecord
+from cairn.registry.session import SessionRecord, session_object
 from cairn.store.crypto.objects import ObjectKind, seal_object
 from tests.cases.preludes import (
     KILL_IN_CACHE,

@@ -11,12 +11,11 @@ from cairn.core.errors import CairnError, IntegrityError
 from cairn.core.ids import RANDOM_ID_BYTES, CheckpointId, ModelId, SessionId
 from cairn.gc.report import Problem, VerifyReport
 from cairn.gc.scrub_open import verify_store
-from cairn.gc.sessions import session_object
 from cairn.registry.fold import TAG
 from cairn.registry.localfiles import KeyHome
 from cairn.registry.models import move_ref
 from cairn.registry.registry import Registry
-from cairn.registry.session import SessionRecord
+from cairn.registry.session import SessionRecord, session_object
 from cairn.store.crypto.objects import ObjectKind, seal_object
 from cairn.workspace.checkout import checkout
 from tests.support.stores import Site, commit_tree, new_site

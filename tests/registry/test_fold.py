@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cairn.core.canonical import decode, encode
-from cairn.registry import fold
+from cairn.registry import fold, fold_collection, fold_uploads
 from cairn.registry.entries import Abort, ObjectRef, Payload, RefChange, RefDelete, RefMove, RunOpen, Supply
 from cairn.registry.fold import decode_state, encode_state
 from cairn.registry.state import Checkpoint, Piece, Ref, State
@@ -79,7 +79,7 @@ def test_a_commit_may_need_no_pack_at_all(state: State) -> None:
 
 
 def test_a_commit_takes_back_what_was_condemned_above_the_floor(state: State) -> None:
-    state.epoch, state.epoch_n, state.floor, state.condemned = 7, 2, 5, {1: 6, 2: 7}
+    state.epoch, state.epochs, state.floor, state.condemned = 7, {5: 0, 6: 1, 7: 2}, 5, {1: 6, 2: 7}
     payload = commit_entry(SECOND, epoch=6, hit_position=2, relied=((1, 1),), ref=moved(FIRST))
     assert LOG.apply(state, payload) is None
     assert state.condemned == {2: 7}
@@ -174,7 +174,7 @@ def test_a_commit_is_void(state: State, payload: Payload, reason: str) -> None:
     ],
 )
 def test_epochs_and_hits(state: State, epoch: int, hit_position: int, reason: str | None) -> None:
-    state.epoch, state.epoch_n, state.floor = 7, 4, 5
+    state.epoch, state.epochs, state.floor = 7, {5: 0, 6: 0, 7: 4}, 5
     assert void(state, commit_entry(SECOND, epoch=epoch, hit_position=hit_position, ref=moved(FIRST))) == reason
 
 
@@ -290,7 +290,7 @@ def test_a_supply_obeys_the_commit_rule(state: State) -> None:
     assert void(state, supply(own=packs(7, 4))) == "it lists a pack that is numbered already"
     assert void(state, supply(relied=((0, 9),))) == "it relies on packs that are not in force"
     assert void(state, supply(epoch=3)) == "its epoch 3 is not within floor 0 and epoch 0"
-    state.epoch, state.epoch_n, state.floor, state.condemned = 7, 2, 5, {1: 6, 2: 7}
+    state.epoch, state.epochs, state.floor, state.condemned = 7, {5: 0, 6: 1, 7: 2}, 5, {1: 6, 2: 7}
     assert LOG.apply(state, supply(epoch=6, hit_position=2, relied=((1, 1),))) is None
     assert state.condemned == {2: 7}
 
@@ -323,8 +323,9 @@ def test_a_run_is_void(state: State, payload: Payload, reason: str) -> None:
 
 
 def test_every_reason_in_the_code_has_a_test() -> None:
-    tree = ast.parse(Path(fold.__file__).read_text())
-    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    sources = [Path(module.__file__ or "") for module in (fold, fold_collection, fold_uploads)]
+    trees = [ast.parse(source.read_text()) for source in sources]
+    returned = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Return)]
     reasons = {one.value for one in returned if isinstance(one, ast.Constant) and isinstance(one.value, str)}
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     assert len(reasons) >= 15

@@ -29,10 +29,10 @@ def publish_pages(
 ) -> tuple[ModelId, CheckpointId]:
     """Publish a checkpoint of given pages, and store chunks that they may name."""
     identifier = ensure_model(registry, model)
-    state = registry.refresh()
+    registry.refresh()
     keys = registry.opened.keys.page
-    with Session(registry.opened, state.epoch, state.heartbeat_seconds) as session:
-        save = registry.chunks().save(session)
+    with Session(registry) as session:
+        save = session.save()
         components, reachable = {}, set()
         with save.writer() as writer:
             for chunk in chunks:
@@ -43,6 +43,6 @@ def publish_pages(
                 components[component] = ComponentRoot(b"".join(digests), len(own), 0)
         draft = Draft(
             identifier, MAIN, ref_value(registry, identifier, MAIN), components, reachable, (), CommitMeta("", None),
-            save.written, state.length - 1,
+            save.written,
         )  # fmt: skip
         return identifier, publish(registry, session, draft)

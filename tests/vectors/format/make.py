@@ -281,10 +281,10 @@ def make_golden(folder: Path) -> None:
 
 def leave_session(registry: Registry) -> None:
     """What a killed writer leaves: a session object and a heartbeat."""
-    session = Session(registry.opened, 0, 3600.0)
+    session = Session(registry)
     session.ensure_open()
     registry.opened.backend.create(f"{session.name}.beat-1", [b""])
-    session._ended.set()
+    session.abandon()
 
 
 def describe(tree: Path) -> dict[str, list[object]]:

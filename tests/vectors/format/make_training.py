@@ -264,12 +264,13 @@ def _exactness(step: int) -> str:
 
 def save(registry: Registry, model: ModelId, step: int, epoch: int) -> CheckpointId:
     """Upload by two ranks, and commit."""
-    state, opened = registry.refresh(), registry.opened
+    opened = registry.opened
+    registry.refresh()
     with ExitStack() as stack:
         for target, value in IN_PIECES:
             stack.enter_context(patch(target, value))
-        sessions = [stack.enter_context(Session(opened, state.epoch, state.heartbeat_seconds)) for _ in range(2)]
-        saves = [registry.chunks().save(session, CodecPolicy.ZSTD) for session in sessions]
+        sessions = [stack.enter_context(Session(registry)) for _ in range(2)]
+        saves = [session.save(CodecPolicy.ZSTD) for session in sessions]
         writers = [stack.enter_context(one.writer()) for one in saves]
         entries = _entries(writers, step)
         writers[1].flush()
@@ -280,7 +281,7 @@ def save(registry: Registry, model: ModelId, step: int, epoch: int) -> Checkpoin
         draft = Draft(
             model, BRANCH, expected, {component: root for component, root in roots.items() if root.entries},
             pages.reachable, (Parent("continue", expected),) if expected else (), CommitMeta(f"step {step}", step),
-            _together(saves[0].written, saves[1].written), state.length - 1, (sessions[1].id,), sessions[1].epoch,
+            _together(saves[0].written, saves[1].written), (sessions[1].id,), sessions[1].settle(),
             _exactness(step), epoch, _envelope(step) if step > 100 else None,
         )  # fmt: skip
         return publish(registry, sessions[0], draft)

@@ -1,0 +1,49 @@
+"""Deleted checkpoints whose time to be restored is over."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from cairn.core.ids import CheckpointId, ModelId
+from cairn.registry.entries import Drop
+from cairn.registry.registry import Registry
+from cairn.registry.state import State
+
+Deleted = tuple[ModelId, CheckpointId]
+
+
+class _NothingToDo(Exception):
+    """Another collector has done it, or they were restored."""
+
+
+def due_to_drop(registry: Registry) -> list[Deleted]:
+    """Deleted checkpoints that may be dropped by now, by this machine's clock."""
+    now = registry.opened.clock.wall_ns()
+    return [
+        (ModelId(model), CheckpointId(checkpoint))
+        for model, held in registry.refresh().models.items()
+        for checkpoint, gone in held.gone.items()
+        if gone.checkpoint is not None and gone.due_at <= now
+    ]
+
+
+def drop(registry: Registry, deleted: Iterable[tuple[bytes, bytes]]) -> list[Deleted]:
+    """Drop deleted checkpoints, so that collection may take what they need; returns those that still were deleted."""
+    by_model: dict[ModelId, list[CheckpointId]] = {}
+    for model, checkpoint in deleted:
+        by_model.setdefault(ModelId(model), []).append(CheckpointId(checkpoint))
+    return [(model, one) for model, chosen in by_model.items() for one in _drop_of(registry, model, chosen)]
+
+
+def _drop_of(registry: Registry, model: ModelId, chosen: list[CheckpointId]) -> list[CheckpointId]:
+    dropped: list[CheckpointId] = []
+
+    def build(state: State) -> Drop:
+        held = state.models[model].gone
+        dropped[:] = [one for one in chosen if one in held and held[one].checkpoint is not None]
+        if not dropped:
+            raise _NothingToDo
+        return Drop(model, tuple(dropped))
+
+    with suppress(_NothingToDo):
+        registry.append(build)
+    return dropped

@@ -1,0 +1,73 @@
+"""Which sessions and pins still live, by their heartbeats and this machine's monotonic clock.
+
+One is given up when its newest beat has not changed for the store's silence time while somebody here watched, or at
+once when it is of a process of this machine that runs no more. Giving up wrongly costs a retry, never data.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from cairn.core.clock import Clock
+from cairn.core.process import ProcessMark, is_known_dead, this_machine
+from cairn.registry.heartbeat import BEAT
+
+
+class Silence:
+    """Watches for beats; what it has seen is kept for the next command of this user on this machine."""
+
+    def __init__(self, path: Path, clock: Clock, seconds: float) -> None:
+        """Go on from what an earlier command saw.
+
+        Args:
+            path: of the notes; where they cannot be kept, each command watches anew.
+            seconds: without a new beat, until one is given up.
+        """
+        self._path, self._clock, self._seconds = path, clock, seconds
+        # Newest beat of each, and when it was first seen.
+        self._seen: dict[str, tuple[int, float]] = {}
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            noted = json.loads(path.read_text())
+            if this_machine() and noted["machine"] == this_machine():
+                self._seen = {str(stem): (int(beat), float(at)) for stem, (beat, at) in noted["seen"].items()}
+        now = clock.monotonic()
+        self._seen = {stem: (beat, at) for stem, (beat, at) in self._seen.items() if at <= now}
+
+    def look(self, stems: Iterable[str], names: Iterable[str]) -> None:
+        """Take in which beats there are now.
+
+        Args:
+            stems: what the names of sessions or pins begin with.
+            names: of all objects in their folder.
+        """
+        newest = dict.fromkeys(stems, 0)
+        for name in names:
+            stem, beat, number = name.rpartition(BEAT)
+            if beat and stem in newest and number.isdigit():
+                newest[stem] = max(newest[stem], int(number))
+        now = self._clock.monotonic()
+        for stem, last in newest.items():
+            if self._seen.get(stem, (-1, 0.0))[0] != last:
+                self._seen[stem] = last, now
+
+    def given_up(self, stem: str, process: ProcessMark | None) -> bool:
+        """Whether one that was looked at counts as dead."""
+        if process is not None and is_known_dead(process):
+            return True
+        return self._clock.monotonic() - self._seen[stem][1] >= self._seconds
+
+    def seconds_left(self, stem: str) -> float:
+        """Until it counts as dead, if no beat comes."""
+        return max(self._seen[stem][1] + self._seconds - self._clock.monotonic(), 0.0)
+
+    def keep(self, stems: Iterable[str]) -> None:
+        """Note what was seen of these, for the next command."""
+        known = set(stems)
+        noted = {"machine": this_machine(), "seen": {stem: seen for stem, seen in self._seen.items() if stem in known}}
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(noted))
+            temporary.replace(self._path)

@@ -160,6 +160,7 @@ class Collector:
     def _finish(self) -> Collected:
         self._counted.keep()
         self._clear_the_dead()
+        self._silence.keep()
         self._opened.backend.reclaim("")
         return self.done
 
@@ -275,7 +276,7 @@ class Collector:
 
     def _older_sessions(self, epoch: int) -> list[SeenSession]:
         seen = list_sessions(self._opened, self._silence, self._options.dead)
-        self._silence.keep(f"{sessions.FOLDER}/{one.id.hex()}" for one in seen)
+        self._silence.keep()
         return [one for one in seen if one.epoch < epoch and not one.dead]
 
     def _delete(self, packs: list[int], keys: list[bytes]) -> None:

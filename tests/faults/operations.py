@@ -13,24 +13,26 @@ import pytest
 
 from cairn.core.clock import Clock, SystemClock
 from cairn.core.errors import IntegrityError, NotAStore, ObjectExists
+from cairn.gc.collect import Collector, Options
 from cairn.registry import stores
 from cairn.registry.delivery import Selection
+from cairn.registry.entries import Drop, Tombstone
 from cairn.registry.fold import BRANCH, TAG
-from cairn.registry.models import delete_ref, move_ref, ref_value
+from cairn.registry.models import delete_ref, history, move_ref, ref_value
 from cairn.registry.opened import create_store, open_store
+from cairn.registry.registry import Registry
 from cairn.registry.sync import SendOptions, send
 from cairn.store.backends.contract import Backend
+from cairn.store.backends.faults import Crash, Stopped
 from cairn.workspace.clone import clone
 from tests.faults.saves import load_and_save, saved
 from tests.faults.worlds import World, holds_tree
 from tests.support.doubles import HeldClock
-from tests.support.stores import Site, commit_tree, tip
+from tests.support.stores import commit_tree, tip
 from tests.support.tensors import safetensors, weights
 from tests.support.trees import write_files
 
 ALL, PART = Selection(), Selection(tensors=("*v*",))
-# Collects a store to the end, however long that takes on the store's clock; None while there is no collector.
-COLLECT: Callable[[Site], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class Operation:
 
 
 def nothing(world: World) -> None:
-    """Nothing stands; trees of three steps are known."""
-    for step in (1, 2, 3):
+    """Nothing stands; trees of four steps are known."""
+    for step in (1, 2, 3, 4):
         tensors = {"w": weights(1, 50), "v": weights(10 + step, 700)}
         files = {"a": b"%d " % step * 40, "d/m.safetensors": safetensors(tensors)}
         world.holds[step] = holds_tree(write_files(_tree(world, step), files))
@@ -118,6 +120,18 @@ def lonely(world: World) -> None:
     there = world.sites.pop("there")
     tagged(world)
     world.sites["there"] = there
+
+
+def littered(world: World) -> None:
+    """Steps 2 and 3; step 1 is deleted for good, and a commit of step 4 left what it had uploaded."""
+    steps(1, 2, 3)(world)
+    registry = world.registry()
+    model, newest = tip(registry)
+    first = history(registry, model, newest)[-1].id
+    registry.append(lambda state: Tombstone(model, (first,), 0, "test"))
+    registry.append(lambda state: Drop(model, (first,)))
+    error, _ = world.attempt(committed(4), Crash(op="create", name="*.body", call=1))
+    assert isinstance(error, Stopped)
 
 
 # --- What a user does ---------------------------------------------------------------------------
@@ -212,6 +226,13 @@ def untag(world: World) -> None:
         delete_ref(registry, model, "v1", TAG)
 
 
+def collect(registry: Registry) -> None:
+    """Collect, and once more when those who died are given up."""
+    for _ in range(2):
+        Collector(registry, Options(unused=0.0)).run()
+        registry.opened.clock.sleep(registry.state.silence_seconds)
+
+
 def committed(step: int) -> Callable[[World], None]:
     """`commit_step` as a run."""
     return lambda world: commit_step(world, step)
@@ -233,6 +254,7 @@ OPERATIONS = [
     Operation("push --rebase", diverged, sent(rebase=True), BOTH),
     Operation("push --repair", damaged, sent(repair=True), BOTH),
     Operation("pull", steps(1, name="there"), sent("there", "here"), BOTH),
+    Operation("gc apply", littered, lambda world: collect(world.registry())),
     Operation("save", saved, load_and_save, clock=SystemClock),
     Operation("clone", lonely, cloned, BOTH),
 ]

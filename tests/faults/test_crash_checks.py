@@ -7,7 +7,6 @@ import pytest
 
 from cairn.core.buffers import Buffer
 from cairn.core.errors import CairnError
-from cairn.gc.roots import named_objects
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
 from cairn.store.backends.faults import Crash
@@ -16,7 +15,6 @@ from tests.faults import operations
 from tests.faults.operations import OPERATIONS
 from tests.faults.test_crash_points import Trial
 from tests.faults.worlds import same_calls_each_time
-from tests.support.stores import Site
 
 __all__ = ["same_calls_each_time"]
 
@@ -74,27 +72,19 @@ def test_work_that_is_done_twice_is_caught(tmp_path: Path) -> None:
         trial.check_done(world)
 
 
-def sweep(site: Site) -> None:
-    """A collector of the simplest kind: nobody else is at work."""
-    registry: Registry = site.registry()
-    needed = named_objects(registry.state)
-    for name in site.names():
-        if name.startswith("sessions/") or (name.startswith("objects/") and name not in needed):
-            site.backend.delete(name)
-
-
 @pytest.mark.parametrize("name", ["second commit", "second push"])
-def test_a_collector_is_held_to_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_collector_that_leaves_garbage_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     trial = Trial.of(OPERATION[name], tmp_path)
-    monkeypatch.setattr(operations, "COLLECT", sweep)
-    crashes(trial)
-    monkeypatch.setattr(operations, "COLLECT", lambda site: None)
+    monkeypatch.setattr(operations, "collect", lambda registry: None)
     with pytest.raises(AssertionError, match="nothing needs"):
         crashes(trial)
 
 
 def test_a_collector_that_takes_too_much_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def delete_a_pack(registry: Registry) -> None:
+        registry.opened.backend.delete(registry.state.pack(0).name)
+
     trial = Trial.of(COMMIT, tmp_path)
-    monkeypatch.setattr(operations, "COLLECT", lambda site: site.backend.delete(site.names(".pack")[0]))
+    monkeypatch.setattr(operations, "collect", delete_a_pack)
     with pytest.raises(AssertionError):
         crashes(trial)

@@ -27,7 +27,6 @@ from cairn.registry.localfiles import KeyHome
 from cairn.registry.models import history, list_refs, model_name, open_meta
 from cairn.registry.opened import KeySource
 from cairn.registry.registry import Registry
-from cairn.registry.session import open_sessions
 from cairn.registry.state import Checkpoint
 from cairn.store import chunkstore
 from cairn.store.backends.faults import Call, Fault, FaultyBackend
@@ -61,7 +60,7 @@ class Sight:
         checkpoints: step and condition, by id in hexadecimal.
         refs: kind, and steps of the history from the tip back, by `model@ref`.
         problems: objects that `verify --full` complains of.
-        leftovers: objects and sessions that nothing needs.
+        leftovers: objects that nothing needs.
     """
 
     checkpoints: dict[str, tuple[int | None, str]]
@@ -161,19 +160,24 @@ class Image:
         Args:
             torn: the storage has broken its word: a store whose record is damaged counts as none.
         """
+        site, looked_at = world.sites[name], self.key(world, name)
+        if looked_at not in self._sights:
+            try:
+                self._sights[looked_at] = see(site, world.holds, world.folder / "out")
+            except IntegrityError:
+                if not torn:
+                    raise
+                return None
+        return self._sights[looked_at]
+
+    def key(self, world: World, name: str) -> object:
+        """The same for stores that show the same."""
         site = world.sites[name]
         # Names are drawn at random, so names and lengths tell one content from another; bytes hold fresh nonces.
         objects = tuple((listed.name, listed.size) for listed in site.backend.list())
         remembered = sorted((site.home.state / "heads").glob("*"))
         heads = tuple((path.name, json.loads(path.read_text())["length"]) for path in remembered)
-        if (name, objects, heads) not in self._sights:
-            try:
-                self._sights[name, objects, heads] = see(site, world.holds, world.folder / "out")
-            except IntegrityError:
-                if not torn:
-                    raise
-                return None
-        return self._sights[name, objects, heads]
+        return name, objects, heads
 
 
 def see(site: Site, holds: dict[int | None, Holds], place: Path) -> Sight | None:
@@ -195,10 +199,9 @@ def see(site: Site, holds: dict[int | None, Holds], place: Path) -> Sight | None
                 refs[f"{name}@{ref.name}"] = ref.kind, steps
         report = verify(registry, full=True)
         problems = frozenset(problem.object for problem in report.errors)
-        leftovers = report.leftover_objects + len(open_sessions(registry.opened))
         with closing(site.registry()) as warm:
             assert encode_state(warm.state) == encode_state(registry.state), "the user's cache contradicts the log"
-        return Sight(checkpoints, refs, problems, leftovers)
+        return Sight(checkpoints, refs, problems, report.leftover_objects)
 
 
 def holds_tree(tree: Path) -> Holds:

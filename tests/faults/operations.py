@@ -123,15 +123,16 @@ def lonely(world: World) -> None:
 
 
 def littered(world: World) -> None:
-    """Steps 2 and 3; step 1 is deleted for good, and a commit of step 4 left what it had uploaded."""
+    """Steps 2 and 3; step 1 is deleted for good; a commit of step 4 died long ago and left what it had uploaded."""
     steps(1, 2, 3)(world)
+    error, _ = world.attempt(committed(4), Crash(op="create", name="*.body", call=1))
+    assert isinstance(error, Stopped)
     registry = world.registry()
+    Collector(registry).run()
     model, newest = tip(registry)
     first = history(registry, model, newest)[-1].id
     registry.append(lambda state: Tombstone(model, (first,), 0, "test"))
     registry.append(lambda state: Drop(model, (first,)))
-    error, _ = world.attempt(committed(4), Crash(op="create", name="*.body", call=1))
-    assert isinstance(error, Stopped)
 
 
 # --- What a user does ---------------------------------------------------------------------------
@@ -226,11 +227,11 @@ def untag(world: World) -> None:
         delete_ref(registry, model, "v1", TAG)
 
 
-def collect(registry: Registry) -> None:
-    """Collect, and once more when those who died are given up."""
-    for _ in range(2):
-        Collector(registry, Options(unused=0.0)).run()
+def collect(registry: Registry, times: int = 2) -> None:
+    """Collect, each time after so long that whoever was silent since the last is given up."""
+    for _ in range(times):
         registry.opened.clock.sleep(registry.state.silence_seconds)
+        Collector(registry, Options(unused=0.0)).run()
 
 
 def committed(step: int) -> Callable[[World], None]:
@@ -254,7 +255,7 @@ OPERATIONS = [
     Operation("push --rebase", diverged, sent(rebase=True), BOTH),
     Operation("push --repair", damaged, sent(repair=True), BOTH),
     Operation("pull", steps(1, name="there"), sent("there", "here"), BOTH),
-    Operation("gc apply", littered, lambda world: collect(world.registry())),
+    Operation("gc apply", littered, lambda world: collect(world.registry(), 1)),
     Operation("save", saved, load_and_save, clock=SystemClock),
     Operation("clone", lonely, cloned, BOTH),
 ]

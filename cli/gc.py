@@ -168,6 +168,7 @@ def _facts(done: "Collected") -> dict[str, Any]:
         "bytes_copied": done.bytes_copied,
         "objects_deferred": done.objects_deferred,
         "sessions_ended": done.sessions_ended,
+        "pieces_merged": done.pieces_merged,
         "unreadable": done.unreadable,
     }
 

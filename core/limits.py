@@ -24,6 +24,20 @@ LOG_APPEND_RACES_MAX = 256
 # Repeats of the same bytes after a lost answer, with doubling waits of 50 ms .. 5 s: about 30 s.
 LOG_APPEND_REPEATS_MAX = 12
 
+# Entries of one bundle: 256 of some kilobytes are one read that costs little more than its request.
+BUNDLE_ENTRIES = 256
+# A range of longer entries has no bundle: from 64 KiB an entry on, reading them together gains little.
+BUNDLE_BYTES_MAX = 16 * MIB
+# Bundles fetched at once: 64 MiB at most, in general 2.
+BUNDLE_READS_AT_ONCE = 4
+# A fold snapshot is due when the newest is so many entries behind. Replaying these takes 0.1 to 0.2 s, about what the
+# start of a command takes; and each snapshot holds the whole state, so that many of them would be many bytes.
+SNAPSHOT_ENTRIES = 1024
+# The newest may be damaged, and whoever has listed the one before still wants to read it.
+SNAPSHOTS_KEPT = 2
+# Snapshots that one opening tries: those kept, and as many that others put there or left.
+SNAPSHOTS_TRIED_MAX = 4
+
 # --- Remote storage ---------------------------------------------------------------------------
 # One request: this long without an answer, and so many bytes a second at least; a pack then has 94 s.
 REMOTE_REQUEST_SECONDS = 30.0

@@ -29,6 +29,7 @@ from cairn.registry.entries import Condemn, Floor, ObjectRef, Swept
 from cairn.registry.numbers import ranges
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
+from cairn.registry.shortcuts import write_shortcuts
 from cairn.registry.state import State, name_of_key
 from cairn.registry.uploads import Uploads
 from cairn.store.crypto.objects import ObjectKind
@@ -105,7 +106,9 @@ class Collector:
         self._registry, self._opened = registry, registry.opened
         self._options, self._progress = options or Options(), progress or Silent()
         state, home = registry.state, registry.opened.home
-        self._silence = Silence(home.watched_file(self._opened.store), self._opened.clock, state.silence_seconds)
+        self._silence = Silence(
+            home.watched_file(self._opened.store), self._opened.clock, state.silence_seconds, state.heartbeat_seconds
+        )
         self._counted = Counted(self._opened)
         self._sizes: dict[bytes, int] = {}
         self.done = Collected()
@@ -159,6 +162,8 @@ class Collector:
 
     def _finish(self) -> Collected:
         self._counted.keep()
+        if not self._options.condemn_only:
+            write_shortcuts(self._registry)
         self._clear_the_dead()
         self._silence.keep()
         self._opened.backend.reclaim("")

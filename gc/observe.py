@@ -93,8 +93,9 @@ def list_sessions(opened: OpenStore, silence: Silence, dead: Collection[SessionI
             continue  # its writer has ended, or advanced since: what it says now is newer, and seen by the next look
         except IntegrityError:
             pass
-        gone = one in dead or silence.given_up(stem, record.process if record else None)
-        found.append(SeenSession(one, record, gone, silence.seconds_left(stem)))
+        process = record.process if record else None
+        gone = one in dead or silence.given_up(stem, process)
+        found.append(SeenSession(one, record, gone, silence.seconds_left(stem, process)))
     return found
 
 

@@ -134,10 +134,17 @@ class Found(msgspec.Struct):
     complete: bool = True
 
 
-def found_in(opened: OpenStore, state: State, pieces: Iterable[Piece]) -> Found:
-    """What the cache is to know of pieces."""
+def found_in(opened: OpenStore, state: State, pieces: Iterable[Piece], known: int = 0) -> Found:
+    """What the cache is to know of pieces.
+
+    Args:
+        known: packs below this number are known to it. A piece that came into the place of others may list some of
+            these, and newer ones beside.
+    """
     found = Found()
     for piece in pieces:
+        if piece.first + piece.count <= known:
+            continue
         if piece.object.size > INDEX_ROWS_MAX * ENTRY_BYTES:
             with suppress(IntegrityError):
                 plain, what = piece_plain(opened, state, piece)
@@ -145,7 +152,7 @@ def found_in(opened: OpenStore, state: State, pieces: Iterable[Piece]) -> Found:
                 found.pieces[piece.first] = plain
                 continue
         entries, complete = locations_of(opened, state, piece)
-        found.entries += entries
+        found.entries += [entry for entry in entries if entry[1].pack >= known] if piece.first < known else entries
         found.complete = found.complete and complete
     return found
 

@@ -60,7 +60,7 @@ class Operation:
 def nothing(world: World) -> None:
     """Nothing stands; trees of four steps are known."""
     for step in (1, 2, 3, 4):
-        tensors = {"w": weights(1, 50), "v": weights(10 + step, 700)}
+        tensors = {"w": weights(1, 50), "u": weights(20 + step, 60), "v": weights(10 + step, 700)}
         files = {"a": b"%d " % step * 40, "d/m.safetensors": safetensors(tensors)}
         world.holds[step] = holds_tree(write_files(_tree(world, step), files))
 
@@ -123,7 +123,7 @@ def lonely(world: World) -> None:
 
 
 def littered(world: World) -> None:
-    """Steps 2 and 3; step 1 is deleted for good; a commit of step 4 died long ago and left what it had uploaded."""
+    """Steps 2 and 3; step 1, with which they share a pack, is deleted for good; a commit of step 4 died half-way."""
     steps(1, 2, 3)(world)
     error, _ = world.attempt(committed(4), Crash(op="create", name="*.body", call=1))
     assert isinstance(error, Stopped)
@@ -133,6 +133,8 @@ def littered(world: World) -> None:
     first = history(registry, model, newest)[-1].id
     registry.append(lambda state: Tombstone(model, (first,), 0, "test"))
     registry.append(lambda state: Drop(model, (first,)))
+    plan = Collector(registry, Options(unused=0.0)).plan()
+    assert plan.dead and plan.repacked
 
 
 # --- What a user does ---------------------------------------------------------------------------

@@ -81,8 +81,7 @@ def list_objects(opened: OpenStore) -> dict[bytes, int]:
 def list_sessions(opened: OpenStore, silence: Silence, dead: Collection[SessionId] = ()) -> list[SeenSession]:
     """All sessions, and which of them count as dead."""
     names = [listed.name for listed in opened.backend.list(session.FOLDER)]
-    ids = sessions_named(names)
-    stems = {one: f"{session.FOLDER}/{one.hex()}" for one in ids}
+    stems = {one: f"{session.FOLDER}/{one.hex()}" for one in sessions_named(names)}
     silence.look(session.FOLDER, stems.values(), names)
     found = []
     for one, stem in stems.items():

@@ -152,7 +152,7 @@ def test_H06_a_killed_transfer_goes_on(shell: Shell, remote: Path, what: str, dr
         shell.commit(shell.tree({"a.bin": draw.randbytes(size)}), "m")
         shell("push", "m")
     words = ["push", "m"] if what == "push" else ["pull", "m", "--store", str(target)]
-    before, whole = set(packs(target)), how_long(shell)
+    before, whole = packs(target), how_long(shell)
     kills, done = 0, False
     while kills < KILLS and not done:
         process = shell.start(*words)
@@ -170,6 +170,12 @@ def test_H06_a_killed_transfer_goes_on(shell: Shell, remote: Path, what: str, dr
     assert kills and written <= 1.1 * size, "packs were sent again"
     out_place = shell.fresh("out")
     shell("checkout", "m", out_place, "--store", target)
+    shell("gc", "apply", "--yes", "--store", target)
+    assert sum(packs(target).values()) <= 1.01 * (size + sum(before.values())), "leftovers of killed runs stay"
+    for folder in ("sessions", "pins"):
+        assert not [path for path in (target / ".cairn" / folder).rglob("*") if path.is_file()]
+    said = shell("stats", "--json", "--store", target).json
+    assert (said["leftover_objects"], said["sessions"]) == (0, [])
     shell("verify", "--full", "--store", target)
 
 

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.errors import BadName, IntegrityError, NotAllowed, NotFoundError, UsageError
+from cairn.core.errors import (
+    BadName,
+    ConflictError,
+    IntegrityError,
+    NotAllowed,
+    NotFoundError,
+    RefMoved,
+    UsageError,
+)
 from cairn.core.ids import CheckpointId, ContentId, ModelId
 from cairn.core.limits import MESSAGE_BYTES_MAX, PACK_BYTES_TARGET, STEP_MAX
 from cairn.core.pool import Pool, threads_within_budget
@@ -25,6 +33,7 @@ from cairn.registry.checkpoint import CheckpointManifest, split_digests
 from cairn.registry.fold import TAG
 from cairn.registry.location import FOLDER
 from cairn.registry.manifestwriter import ManifestWriter
+from cairn.registry.metrics import checked_metrics
 from cairn.registry.models import (
     CommitMeta,
     check_may_make_model,
@@ -64,7 +73,8 @@ class CommitOptions(msgspec.Struct, frozen=True):
 
     Args:
         opaque: keep all files as plain bytes, parse nothing.
-        always: make a checkpoint even if the branch's tip has the same content, step and message.
+        always: make a checkpoint even if the branch's tip has the same content, step, message and metrics.
+        metrics: numbers that the checkpoint is told by; checked when it is committed.
     """
 
     branch: str = MAIN
@@ -73,6 +83,7 @@ class CommitOptions(msgspec.Struct, frozen=True):
     opaque: bool = False
     always: bool = False
     codec: CodecPolicy = CodecPolicy.RAW
+    metrics: dict[str, float] = {}
 
 
 class CommitResult(Shown, frozen=True):
@@ -115,7 +126,14 @@ def commit(
     check_ref_name(options.branch)
     _check_options(options)
     registry.signer()
-    return _Commit(registry, path, model_name, options, progress or Silent()).run()
+    for left in reversed(range(_TRIES)):
+        try:
+            return _Commit(registry, path, model_name, options, progress or Silent()).run()
+        except ConflictError as error:
+            # A collection that did not wait for this writer, having taken it for dead: what it took is stored anew.
+            if isinstance(error, RefMoved) or not left:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _check_options(options: CommitOptions) -> None:
@@ -127,6 +145,10 @@ def _check_options(options: CommitOptions) -> None:
         raise UsageError("the message is not Unicode text") from None
     if length > MESSAGE_BYTES_MAX:
         raise UsageError(f"a message of {length} bytes is over the limit of {MESSAGE_BYTES_MAX}")
+
+
+# Commits that a collection overtakes are begun anew so often.
+_TRIES = 3
 
 
 class _Unread(msgspec.Struct, frozen=True):
@@ -162,6 +184,7 @@ class _Commit:
             if ref_kind(registry, model, self.options.branch) == TAG:
                 raise BadName(f"{self.options.branch!r} is a tag: a commit moves a branch", hint="name a branch")
             expected = ref_value(registry, model, self.options.branch)
+        meta = CommitMeta(self.options.message, self.options.step, metrics=checked_metrics(self.options.metrics))
         self.scanned_at_ns = registry.opened.clock.wall_ns()
         tree = scan(self.path)
         self.states = [] if self.options.opaque else find_states(tree)
@@ -171,7 +194,6 @@ class _Commit:
             tensors, files = self._entries(tree)
             self.held = entries_of(self.states)
             components, reachable = self._pages(tensors, files)
-            meta = CommitMeta(self.options.message, self.options.step)
             if model is not None and expected is not None and self._same_as_tip(model, expected, components, meta):
                 self._remember(tree, model)
                 return self._result(tree, expected, model, False, tensors)
@@ -323,7 +345,8 @@ class _Commit:
         try:
             manifest = CheckpointManifest(self.registry, model, tip)
             found = open_meta(self.registry, model, manifest.state)
-            if set(manifest.components) != set(components) or (found.message, found.step) != (meta.message, meta.step):
+            told = (found.message, found.step, found.metrics) == (meta.message, meta.step, meta.metrics)
+            if not told or set(manifest.components) != set(components):
                 return False
             return all(manifest.root(component) == root for component, root in components.items())
         except (IntegrityError, NotAllowed):  # a tip that cannot be read is no reason to refuse its content

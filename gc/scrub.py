@@ -77,6 +77,11 @@ class _Scrub:
             manifests.check(root)
         counts = self._scrub_chunks(directories, manifests) if full else ChunkCounts()
         Blame(opened, self._places, manifests, findings).run(roots)
+        if manifests.closed:
+            findings.notes.append(
+                f"{manifests.closed} components were not granted to you: their roots are as they were committed, and what "
+                "they say was not read"
+            )
         if manifests.forgotten:
             cache = opened.home.cache_folder(opened.store)
             text = f"this machine's index lacks {manifests.forgotten} chunks that the store has: remove {cache}"

@@ -25,6 +25,7 @@ class ManifestScrub:
         needed: ids of all chunks and pages.
         unplaced: those of them that neither an index piece nor a footer lists.
         forgotten: number of those that are placed, but not in this machine's own index.
+        closed: number of component roots that the keys at hand do not open.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class ManifestScrub:
         self.pages = PageReader(registry.opened.keys, places)
         self.needed: set[ContentId] = set()
         self.unplaced: set[ContentId] = set()
-        self.forgotten = 0
+        self.forgotten = self.closed = 0
 
     def open(self, root: Root) -> CheckpointManifest:
         """A manifest that reads its pages from where the store itself says that they are."""
@@ -49,7 +50,9 @@ class ManifestScrub:
         """Whether a component root can be looked into with the keys at hand."""
         keys = self._readable.get(model)
         pairs = keys.all() if keys is not None else []
-        return any((one.component, one.generation) == (ref.component, ref.generation) for one in pairs if one.private)
+        opens = any((one.component, one.generation) == (ref.component, ref.generation) for one in pairs if one.private)
+        self.closed += keys is not None and not opens
+        return opens
 
     def check(self, root: Root) -> None:
         """Check everything that makes up one checkpoint, its chunks' bytes excepted."""

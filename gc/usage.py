@@ -1,8 +1,9 @@
 """What a store holds and costs."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from cairn.core.errors import CairnError, IntegrityError, ObjectNotFound
+from cairn.core.errors import CairnError, IntegrityError, NotAllowed, ObjectNotFound
 from cairn.core.ids import ContentId
 from cairn.gc.roots import Root, live_checkpoints, named_objects, packs_in_force
 from cairn.gc.sessions import OpenSession
@@ -87,7 +88,8 @@ def _needed(registry: Registry, state: State) -> tuple[set[ContentId], int, list
     for root in live_checkpoints(state):
         try:
             needed.update(read_reachability(registry.opened, root.state))
-            total += logical_bytes(registry, root)
+            with suppress(NotAllowed):  # of what was not granted, sizes are not known either
+                total += logical_bytes(registry, root)
         except CairnError as error:
             if error.retryable:
                 raise

@@ -169,7 +169,7 @@ def read_all_lists(registry: Registry) -> None:
 
 def test_every_field_of_an_open_store_is_public_or_hidden() -> None:
     """A field that is added must say which it is."""
-    public = {"backend", "store", "tenant", "keys", "identity", "home", "clock", "entropy", "key_file"}
+    public = {"backend", "store", "tenant", "identity", "home", "clock", "entropy", "key_file", "member_wrap"}
     assert is_dataclass(OpenStore)
     assert {field.name for field in fields(OpenStore) if field.repr} == public
 

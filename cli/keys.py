@@ -76,21 +76,26 @@ def rotate(models: tuple[str, ...], due: bool) -> None:
 
 @command.command("rewrap")
 @click.option("--passphrase", "by_passphrase", is_flag=True, help="Protect by CAIRN_NEW_PASSPHRASE, or one asked for.")
+@click.option("--service", metavar="KIND:KEY", help="Protect by a key service: aws-kms:ID, vault-transit:MOUNT/KEY.")
 @store_options
-def rewrap(by_passphrase: bool) -> None:
+def rewrap(by_passphrase: bool, service: str | None) -> None:
     """Make a new root key, which wraps everything anew. Old key files, passphrases and recovery files are then void."""
     from cairn.core.settings import Settings
-    from cairn.registry.rootkeys import root_records
-    from cairn.registry.rotation import rotate_root
+    from cairn.registry.rotation import needs_passphrase, rotate_root
+
+    if service is not None and by_passphrase:
+        raise UsageError("two protections are named", hint="write either --passphrase or --service")
 
     with open_registry() as registry:
         passphrase = None
-        if by_passphrase or root_records(registry.opened.backend):
+        if by_passphrase or (service is None and needs_passphrase(registry)):
             passphrase = Settings.from_environment().new_passphrase or _new_passphrase()
-        key_file = rotate_root(registry, passphrase)
+        key_file = rotate_root(registry, passphrase, service)
         generation = registry.state.root_generation
     emit(f"the root key is of generation {generation}")
-    if key_file is None:
+    if key_file is None and passphrase is None:
+        note("It is sealed by the key service, and lies in the store.")
+    elif key_file is None:
         note("It is sealed by the new passphrase. Nobody can restore a lost passphrase.")
     else:
         note(f"It lies in {safe(str(key_file))}: copy it to a safe place, and to every owner who is no member.")

@@ -67,6 +67,21 @@ class S3Settings:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class VaultSettings:
+    """How to reach Vault, in the variables that its own client reads."""
+
+    address: str | None = None
+    token: str | None = field(default=None, repr=False)
+    namespace: str | None = None
+
+    @staticmethod
+    def from_environment() -> "VaultSettings":
+        """Read `VAULT_ADDR`, `VAULT_TOKEN` and `VAULT_NAMESPACE`."""
+        told = (os.environ.get(name) or None for name in ("VAULT_ADDR", "VAULT_TOKEN", "VAULT_NAMESPACE"))
+        return VaultSettings(*told)
+
+
 def _folder(variable: str, default: str) -> Path:
     base = os.environ.get(variable)
     return (Path(base) if base else Path.home() / default) / "cairn"

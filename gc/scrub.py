@@ -79,8 +79,8 @@ class _Scrub:
         Blame(opened, self._places, manifests, findings).run(roots)
         if manifests.closed:
             findings.notes.append(
-                f"{manifests.closed} components were not granted to you: their roots are as they were committed, and what "
-                "they say was not read"
+                f"{manifests.closed} components were not granted to you: their roots are those that were committed, "
+                "and what they say was not read"
             )
         if manifests.forgotten:
             cache = opened.home.cache_folder(opened.store)

@@ -22,7 +22,7 @@ from cairn.registry.opened import OpenStore
 from cairn.registry.secrets import StoreSecrets
 from cairn.registry.state import State
 from cairn.store.backends.contract import Backend
-from cairn.store.crypto.keyfile import open_root_key
+from cairn.store.crypto.keyfile import is_service_record, open_root_key, service_of
 from cairn.store.crypto.provider import KeyProvider, RootKey, WrapContext, WrapPurpose
 from cairn.store.crypto.sealed_wrap import check_wrap
 
@@ -99,6 +99,9 @@ def _check_root_records(backend: Backend, store: StoreId, expected: bool, findin
     for name in names:
         with findings.about(name):
             data = backend.read(name)
+            if is_service_record(data):
+                service_of(data, store, f"root record {name}")
+                continue
             with suppress(WrongKey):
                 open_root_key(data, store, _NO_PASSPHRASE, f"root record {name}")
             # A check value speaks for the fields; this, for every byte of their text.

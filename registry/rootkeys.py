@@ -15,8 +15,17 @@ from cairn.core.ids import StoreId
 from cairn.registry.localfiles import KeyHome, write_private
 from cairn.registry.secrets import StoreSecrets
 from cairn.store.backends.contract import Backend
-from cairn.store.crypto.keyfile import dump_key_file, load_key_file, open_root_key, seal_root_key
+from cairn.store.crypto.keyfile import (
+    dump_key_file,
+    is_service_record,
+    load_key_file,
+    open_root_key,
+    open_service_record,
+    seal_root_key,
+    seal_root_key_by,
+)
 from cairn.store.crypto.provider import RootKey, WrapContext, WrapPurpose
+from cairn.store.crypto.services import service_at
 
 # Ending of a key file whose root key is about to be in force.
 NEXT = ".next"
@@ -30,18 +39,24 @@ _KEY_FILE_BYTES_MAX = 64 << 10
 class KeySource:
     """How the user holds the root key: a passphrase, else a key file (`None`: the default one of the store).
 
-    `ask` is called for a passphrase that is needed and not given; it may answer None.
+    `ask` is called for a passphrase that is needed and not given; it may answer None. `service` is where a new store's
+    root key is to be sealed by a key service instead; a store that exists says it by itself.
     """
 
     key_file: Path | None = None
     passphrase: str | None = field(default=None, repr=False)
     ask: Callable[[], str | None] | None = None
+    service: str | None = None
 
 
 def keep_root_key(
     backend: Backend, home: KeyHome, source: KeySource, store: StoreId, root: RootKey, entropy: Entropy
 ) -> Path | None:
-    """Keep the root key of a new store, by passphrase or key file; returns the key file."""
+    """Keep the root key of a new store, by key service, passphrase or key file; returns the key file."""
+    if source.service is not None:
+        record = seal_root_key_by(service_at(source.service), store, root)
+        backend.create(root_record_name(store, root.generation), [record])
+        return None
     if source.passphrase is not None:
         record = seal_root_key(store, root, source.passphrase, entropy)
         backend.create(root_record_name(store, root.generation), [record])
@@ -56,11 +71,14 @@ def root_key(backend: Backend, home: KeyHome, source: KeySource, store: StoreId)
     path = source.key_file or home.key_file(store)
     records = root_records(backend) if source.key_file is None and not path.exists() else {}
     if records:
+        record = records[max(records)]
+        data = backend.read(record)
+        if is_service_record(data):
+            return open_service_record(data, store, f"root record {record}"), None
         passphrase = source.passphrase or (source.ask() if source.ask else None)
         if passphrase is None:
             raise NotAllowed(f"{backend.url} needs its passphrase", hint="set CAIRN_PASSPHRASE")
-        record = records[max(records)]
-        return open_root_key(backend.read(record), store, passphrase, f"root record {record}"), None
+        return open_root_key(data, store, passphrase, f"root record {record}"), None
     try:
         return read_key_file(path, store), path
     except FileNotFoundError:

@@ -32,8 +32,15 @@ from cairn.registry.rights import Role, readable
 from cairn.registry.rootkeys import NEXT, root_record_name, root_records, store_wrap_name
 from cairn.registry.state import State
 from cairn.store.crypto.components import ComponentClass
-from cairn.store.crypto.keyfile import dump_key_file, seal_root_key
+from cairn.store.crypto.keyfile import (
+    dump_key_file,
+    is_service_record,
+    seal_root_key,
+    seal_root_key_by,
+    service_of,
+)
 from cairn.store.crypto.provider import RootKey, WrapContext, WrapPurpose
+from cairn.store.crypto.services import service_at
 from cairn.store.crypto.signing import PublicIdentity
 
 
@@ -114,14 +121,15 @@ def rotate_exposed(registry: Registry) -> list[ModelId]:
     return rotated
 
 
-def rotate_root(registry: Registry, passphrase: str | None = None) -> Path | None:
-    """Wrap everything under a new root key; returns the key file that holds it, None in a store with a passphrase.
+def rotate_root(registry: Registry, passphrase: str | None = None, service: str | None = None) -> Path | None:
+    """Wrap everything under a new root key; returns the key file that holds it, None if it lies sealed in the store.
 
     Old key files, passphrases and recovery files open nothing from here on. Owners who are members get the new root
     key with their wraps; any others need the new file or passphrase.
 
     Args:
-        passphrase: the one from here on; needed where a passphrase opens the store.
+        passphrase: the one from here on; needed where a passphrase opens the store, unless `service` is given.
+        service: the key service from here on; by default the one that opens the store, if one does.
 
     Raises:
         RefusedError: a passphrase opens the store, and none is given.
@@ -131,10 +139,10 @@ def rotate_root(registry: Registry, passphrase: str | None = None) -> Path | Non
     registry.check_writable()
     old, store = root_key_of(opened), opened.store
     check_root(registry.opened, registry.state)
-    if passphrase is None and root_records(opened.backend):
-        raise RefusedError("this store has a passphrase", hint="give one: set CAIRN_NEW_PASSPHRASE, or enter it")
+    if passphrase is None and service is None:
+        service = _service_in_force(registry)
     new = RootKey(old.generation + 1, opened.entropy.token(32))
-    key_file = _keep_new_root(registry, new, passphrase)
+    key_file = _keep_new_root(registry, new, passphrase, service)
     backend = opened.backend
     # What an interrupted rotation left is under a key that nobody has.
     backend.delete(store_wrap_name(store, new.generation))
@@ -195,13 +203,40 @@ def export_recovery(registry: Registry, path: Path) -> None:
     write_private(path, dump_key_file(registry.opened.store, root_key_of(registry.opened)))
 
 
-def _keep_new_root(registry: Registry, new: RootKey, passphrase: str | None) -> Path | None:
+def needs_passphrase(registry: Registry) -> bool:
+    """Whether a passphrase opens the store."""
+    name, data = _newest_record(registry)
+    return bool(name) and not is_service_record(data)
+
+
+def _service_in_force(registry: Registry) -> str | None:
+    """The key service that opens the store; None in one with key files."""
+    name, data = _newest_record(registry)
+    if not name:
+        return None
+    if not is_service_record(data):
+        raise RefusedError("this store has a passphrase", hint="give one: set CAIRN_NEW_PASSPHRASE, or enter it")
+    return service_of(data, registry.opened.store, f"root record {name}")
+
+
+def _newest_record(registry: Registry) -> tuple[str, bytes]:
+    """Name and bytes of the newest root record; both empty if there is none."""
+    records, backend = root_records(registry.opened.backend), registry.opened.backend
+    name = records[max(records)] if records else ""
+    return name, backend.read(name) if name else b""
+
+
+def _keep_new_root(registry: Registry, new: RootKey, passphrase: str | None, service: str | None) -> Path | None:
     """Make the new root key findable before it is in force: beside the old key file, or as a root record."""
     opened = registry.opened
-    if passphrase is not None:
+    if passphrase is not None or service is not None:
+        if service is not None:
+            record = seal_root_key_by(service_at(service), opened.store, new)
+        else:
+            record = seal_root_key(opened.store, new, passphrase or "", opened.entropy)
         name = root_record_name(opened.store, new.generation)
         opened.backend.delete(name)
-        opened.backend.create(name, [seal_root_key(opened.store, new, passphrase, opened.entropy)])
+        opened.backend.create(name, [record])
         return None
     path = opened.key_file or opened.home.key_file(opened.store)
     path.with_name(path.name + NEXT).unlink(missing_ok=True)

@@ -16,20 +16,25 @@ from cairn.store.crypto.signing import PublicIdentity
 
 
 def create_store(
-    location: str | Path, *, key_file: Path | None = None, passphrase: str | None = None
+    location: str | Path,
+    *,
+    key_file: Path | None = None,
+    passphrase: str | None = None,
+    service: str | None = None,
 ) -> tuple[OpenStore, Path | None]:
     """Create a store at `location`/.cairn, or at a URL; returns it and the key file that was written, if any.
 
     Args:
         key_file: where to write the key file; default: the user's data folder.
         passphrase: protect the store by it instead of a key file.
+        service: protect it by a key service instead: `aws-kms:KEY` or `vault-transit:MOUNT/KEY`.
 
     Raises:
         ObjectExists: something is there already.
     """
     settings = Settings.from_environment()
     backend, _ = backend_for_new(str(location))
-    return _create(backend, _home(settings), KeySource(key_file or settings.key_file, passphrase))
+    return _create(backend, _home(settings), KeySource(key_file or settings.key_file, passphrase, service=service))
 
 
 def open_store(

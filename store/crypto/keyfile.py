@@ -1,6 +1,6 @@
-"""How a root key is kept: a key file on the user's machine, or a passphrase and a sealed copy in the store.
+"""How a root key is kept: a key file on the user's machine, or in the store, sealed by a passphrase or a key service.
 
-Both are JSON texts, so that a person who finds one sees what it is. The passphrase form is stretched by
+All are JSON texts, so that a person who finds one sees what it is. The passphrase form is stretched by
 Argon2id (RFC 9106, second recommended choice: 64 MiB, 3 passes, 4 lanes) and lies in the store, so a passphrase alone
 opens the store from anywhere; its strength is all that stands between a storage operator and the data.
 """
@@ -17,6 +17,7 @@ from cairn.core.clock import Entropy
 from cairn.core.errors import IntegrityError, NewerFormat, WrongKey
 from cairn.core.ids import StoreId
 from cairn.store.crypto.provider import RootKey
+from cairn.store.crypto.services import KeyService, service_at
 
 VERSION = 1
 _KEY_BYTES = 32
@@ -93,6 +94,62 @@ def open_root_key(data: bytes, store: StoreId, passphrase: str, what: str) -> Ro
         return RootKey(generation, AESGCM(key).decrypt(sealed[:12], sealed[12:], _root_aad(store, generation)))
     except (InvalidTag, ValueError):
         raise WrongKey("the passphrase does not open this store", hint="check CAIRN_PASSPHRASE and try again") from None
+
+
+def seal_root_key_by(service: KeyService, store: StoreId, root: RootKey) -> bytes:
+    """Text of a service record: the root key, sealed by a key service for this store and generation."""
+    return _dump(
+        {
+            "cairn service record": VERSION,
+            "store": store.hex(),
+            "generation": root.generation,
+            "service": service.address,
+            "sealed": service.seal(root.key, _service_context(store, root.generation)).hex(),
+        }
+    )
+
+
+def is_service_record(data: bytes) -> bool:
+    """Whether a record is one that a key service opens."""
+    return b'"cairn service record"' in data[:64]
+
+
+def service_of(data: bytes, store: StoreId, what: str) -> str:
+    """Address of the service that opens a record.
+
+    Raises:
+        IntegrityError: the record is damaged.
+    """
+    return _service_fields(data, store, what)[0]
+
+
+def open_service_record(data: bytes, store: StoreId, what: str) -> RootKey:
+    """Have a service record opened by its service.
+
+    Raises:
+        IntegrityError: the record is damaged, or made for another store.
+        NotAllowed, Unavailable: the service refuses, or does not answer.
+    """
+    address, generation, sealed = _service_fields(data, store, what)
+    key = service_at(address).open(sealed, _service_context(store, generation), what)
+    if len(key) != _KEY_BYTES:
+        raise IntegrityError(f"{what} holds no root key")
+    return RootKey(generation, key)
+
+
+def _service_fields(data: bytes, store: StoreId, what: str) -> tuple[str, int, bytes]:
+    fields = _load(data, "cairn service record", what)
+    try:
+        address, generation, sealed = str(fields["service"]), _generation(fields), bytes.fromhex(fields["sealed"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise IntegrityError(f"{what} lacks a field or holds an impossible one") from None
+    if fields.get("store") != store.hex():
+        raise IntegrityError(f"{what} belongs to another store")
+    return address, generation, sealed
+
+
+def _service_context(store: StoreId, generation: int) -> dict[str, str]:
+    return {"purpose": "cairn root key", "store": store.hex(), "generation": str(generation)}
 
 
 def _generation(fields: dict[str, Any]) -> int:

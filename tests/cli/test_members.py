@@ -127,6 +127,9 @@ def test_keys_are_rotated_exported_and_restored(shell: Shell, monkeypatch: pytes
         ["keys", "rotate", "m", "--due"],
         ["members", "add", "nonsense", "reader"],
         ["members", "add", "x", "king"],
+        ["init", "elsewhere", "--service", "nobody:knows"],
+        ["init", "elsewhere", "--service", "aws-kms:x", "--passphrase"],
+        ["keys", "rewrap", "--service", "aws-kms:x", "--passphrase"],
     ],
 )
 def test_what_makes_no_sense_is_wrong_usage(shell: Shell, arguments: list[str]) -> None:

@@ -12,7 +12,7 @@ from cairn.core.errors import CairnError, NotFoundError, RefusedError, UsageErro
 from cairn.core.ids import ActorId, ModelId, short
 from cairn.registry.entries import Payload
 from cairn.registry.entries_rights import Given, GrantSet, MemberSet
-from cairn.registry.memberwraps import store_member_wrap, wrap_name, wraps_of
+from cairn.registry.memberwraps import store_member_wrap, wraps_of
 from cairn.registry.modelkeys import give_model_keys
 from cairn.registry.newmodels import public_of
 from cairn.registry.opened import OpenStore
@@ -67,16 +67,11 @@ def set_role(registry: Registry, identity: PublicIdentity, role: Role) -> None:
 
     _check_owner(registry)
     stale = _wraps_given_to(registry.state, identity.actor)
-    try:
-        registry.append(build)
-    except CairnError:
-        for generation in made:
-            opened.backend.delete(wrap_name(identity, generation))
-        raise
+    registry.append(build)
     for generation, name in wraps_of(opened.backend, identity).items():
         if generation < made[-1]:
             opened.backend.delete(name)
-    _delete_unnamed(registry, stale)
+    delete_unnamed(registry, stale)
 
 
 def remove_member(registry: Registry, actor: ActorId) -> None:
@@ -92,7 +87,7 @@ def remove_member(registry: Registry, actor: ActorId) -> None:
     if member is not None and member.agreement:
         for name in wraps_of(registry.opened.backend, public_of(actor, member)).values():
             registry.opened.backend.delete(name)
-    _delete_unnamed(registry, stale)
+    delete_unnamed(registry, stale)
 
 
 def grant(
@@ -140,7 +135,7 @@ def revoke(registry: Registry, actor: ActorId, model: ModelId | None) -> None:
         return GrantSet(actor, key, (), False)
 
     registry.append(build)
-    _delete_unnamed(registry, stale)
+    delete_unnamed(registry, stale)
 
 
 def find_member(registry: Registry, text: str) -> ActorId:
@@ -186,8 +181,8 @@ def _wraps_given_to(state: State, actor: bytes) -> list[str]:
     return [model.readers[actor] for model in state.models.values() if actor in model.readers]
 
 
-def _delete_unnamed(registry: Registry, names: Collection[str]) -> None:
-    """Remove wraps that the log names no longer."""
+def delete_unnamed(registry: Registry, names: Collection[str]) -> None:
+    """Remove wraps that the log names no longer, once the entry that replaced them is known to be there."""
     named = {wrap for model in registry.state.models.values() for wrap in (model.wrap, *model.readers.values())}
     for name in names:
         if name not in named:
@@ -198,7 +193,7 @@ def _delete_unnamed(registry: Registry, names: Collection[str]) -> None:
 
 @dataclass(slots=True)
 class _Made:
-    """Wraps that an entry is to name; those that it does not name in the end are removed."""
+    """Wraps that an entry is to name; those that it does not name in the end are removed when it is there."""
 
     registry: Registry
     names: list[str] = field(default_factory=list)
@@ -214,7 +209,5 @@ class _Made:
         """Append the entry."""
         _check_owner(self.registry)
         before = [wrap for model in self.registry.state.models.values() for wrap in model.readers.values()]
-        try:
-            self.registry.append(build)
-        finally:
-            _delete_unnamed(self.registry, [*self.names, *before])
+        self.registry.append(build)
+        delete_unnamed(self.registry, [*self.names, *before])

@@ -39,16 +39,15 @@ def add_model(registry: Registry, name: str, keys: ModelKeys, taken: Callable[[S
             made.append(create_model(opened, name, keys, readers))
         return made[-1]
 
-    committed = False
     try:
         registry.append(build)
-        committed = True
+        lost = made[:-1]
     except _Taken:
-        pass
-    finally:
-        for payload in made[: -1 if committed else len(made)]:
-            for wrap in (payload.wrap, *(given.wrap for given in payload.wraps)):
-                opened.backend.delete(wrap)
+        lost = made
+    # After any other failure the entry may yet turn out to be there, and then names what was made.
+    for payload in lost:
+        for wrap in (payload.wrap, *(given.wrap for given in payload.wraps)):
+            opened.backend.delete(wrap)
 
 
 def public_of(actor: bytes, member: Member) -> PublicIdentity:

@@ -2,7 +2,7 @@
 
 *Model keys*: what is committed from here on is sealed to new ones, which only those get who may read it now.
 *Root key*: a new one wraps what the old one did. Order: new wraps -> new key file or root record -> log entry -> the
-old ones go.
+old ones go. Whatever goes wrong before the last step, nothing is removed: the entry may yet turn out to be there.
 """
 
 from collections.abc import Callable, Collection
@@ -12,10 +12,10 @@ from pathlib import Path
 
 from cairn.core.canonical import encode
 from cairn.core.errors import CairnError, ConflictError, GoneError, RefusedError
-from cairn.core.ids import ActorId, ModelId
+from cairn.core.ids import ModelId
 from cairn.registry.entries_rights import Given, KeyRotate, MemberSet, RootRotate
 from cairn.registry.localfiles import write_private
-from cairn.registry.members import secrets_of_role
+from cairn.registry.members import delete_unnamed, secrets_of_role
 from cairn.registry.memberwraps import store_member_wrap, wrap_name, wraps_of
 from cairn.registry.modelkeys import (
     ModelKeys,
@@ -41,7 +41,6 @@ from cairn.store.crypto.keyfile import (
 )
 from cairn.store.crypto.provider import RootKey, WrapContext, WrapPurpose
 from cairn.store.crypto.services import service_at
-from cairn.store.crypto.signing import PublicIdentity
 
 
 def rotate_model(registry: Registry, model: ModelId, components: Collection[ComponentClass] = ()) -> None:
@@ -96,14 +95,9 @@ def _set_keys(registry: Registry, model: ModelId, change: Callable[[ModelKeys], 
     check_root(registry.opened, registry.state)
     held = registry.state.models[model]
     names = [held.wrap, *held.readers.values()]
-    try:
-        registry.append(build)
-    finally:
-        names += [wrap for one in made for wrap in (one.wrap, *(given.wrap for given in one.wraps))]
-        held = registry.state.models[model]
-        for name in {*names} - {held.wrap, *held.readers.values()}:
-            with suppress(CairnError):
-                opened.backend.delete(name)
+    registry.append(build)
+    names += [wrap for one in made for wrap in (one.wrap, *(given.wrap for given in one.wraps))]
+    delete_unnamed(registry, names)
 
 
 def exposed_models(state: State) -> list[ModelId]:
@@ -169,19 +163,8 @@ def rotate_root(registry: Registry, passphrase: str | None = None, service: str 
         return made[-1]
 
     names = [model.wrap for model in registry.state.models.values()]
-    try:
-        registry.append(build)
-    except CairnError:
-        # An owner's newest wrap is the one that he opens, so none may stay that the log does not give him.
-        for one in (owner for entry in made for owner in entry.members):
-            public = PublicIdentity(ActorId(one.member), one.agreement)
-            backend.delete(wrap_name(public, one.generation))
-        raise
-    finally:
-        names += [given.wrap for one in made for given in one.models]
-        for name in {*names} - {model.wrap for model in registry.state.models.values()}:
-            with suppress(CairnError):
-                backend.delete(name)
+    registry.append(build)
+    delete_unnamed(registry, [*names, *(given.wrap for one in made for given in one.models)])
     if opened.key_file is not None and opened.key_file.exists():
         # It still opens backups of the store as it was.
         opened.key_file.replace(opened.key_file.with_name(f"{opened.key_file.name}.{old.generation}"))

@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from cairn.core.errors import CairnError, ConflictError, NotAllowed, ObjectExists, RefusedError, WrongKey
+from cairn.core.errors import CairnError, ConflictError, NotAllowed, ObjectExists, RefusedError, TryAgain, WrongKey
+from cairn.core.ids import ModelId
 from cairn.gc.scrub import verify
 from cairn.registry.members import grant, remove_member, revoke, set_role
-from cairn.registry.models import move_ref
+from cairn.registry.models import ensure_model, move_ref
 from cairn.registry.opened import KeySource
 from cairn.registry.registry import Registry
 from cairn.registry.rights import Role
 from cairn.registry.rootkeys import NEXT
 from cairn.registry.rotation import export_recovery, exposed_models, rotate_exposed, rotate_model, rotate_root
 from cairn.registry.sync import SendOptions, send
-from cairn.store.backends.faults import Crash, Effect, FaultyBackend, Stopped
+from cairn.store.backends.faults import Crash, Effect, FaultyBackend, LoseAnswer, Stopped
 from cairn.store.crypto.components import ComponentClass
 from tests.support.members import READABLE, actor_of, give, identity_of, join
 from tests.support.rivals import interleaved
@@ -246,6 +247,38 @@ def test_who_has_the_old_root_key_wraps_nothing_under_it(committed: Site, folder
             attempt()
     assert [name for name in committed.names() if name not in before and "keys/" in name] == []
     commit_tree(late, folder, step=2)
+
+
+@pytest.mark.parametrize("what", ["model", "root", "role", "grant", "new model"])
+def test_an_entry_whose_answers_are_lost_keeps_what_it_names(
+    committed: Site, folder: Path, tmp_path: Path, what: str
+) -> None:
+    """It is there, and nobody told: then the wraps that it names must be there too."""
+    reader = join(committed, "reader", Role.READER)
+    give(committed, reader, "m", FILES)
+    registry = committed.registry(FaultyBackend(committed.backend, [LoseAnswer(op="create", name="log/*")]))
+    model = tip(registry)[0]
+    acts: dict[str, Callable[[], object]] = {
+        "model": lambda: rotate_model(registry, model),
+        "root": lambda: rotate_root(registry),
+        "role": lambda: set_role(registry, identity_of(reader).public, Role.WRITER),
+        "grant": lambda: grant(registry, actor_of(reader), model, READABLE, False),
+        "new model": lambda: ensure_model(registry, "new"),
+    }
+    length = registry.state.length
+    with pytest.raises(TryAgain, match="may or may not"):
+        acts[what]()
+    owner = committed
+    if what == "root":
+        path = committed.home.key_file(registry.opened.store)
+        owner = replace(committed, source=KeySource(key_file=path.with_name(path.name + NEXT)))
+    after = owner.registry(cold=True)
+    assert after.state.length == length + 1 and after.state.voids == []
+    assert verify(after, full=True).ok
+    checkout_to(after, "m", tmp_path / "owner")
+    checkout_to(reader.registry(cold=True), "m", tmp_path / "reader")
+    for identifier in after.state.models:
+        assert after.model_keys(ModelId(identifier)).all()
 
 
 def test_a_passphrase_is_changed(tmp_path: Path, folder: Path) -> None:

@@ -210,8 +210,7 @@ class Registry:
         """Add the pieces of new commits to the cache, and the fold with them."""
         opened, attested = self.opened, self._replay.attested()
         known, certain = self._packs_known, attested.pack_count
-        # A piece that came into the place of others lists what is known.
-        added = found_in(opened, attested, [piece for piece in attested.pieces if piece.first >= known])
+        added = found_in(opened, attested, known)
         fold = seal_object(opened.secrets.k_log, opened.store, ObjectKind.CACHE, encode_state(attested), opened.entropy)
         if added.complete:
             self._cache.advance(before - 1, attested.length - 1, fold, added.entries, added.pieces)
@@ -221,7 +220,7 @@ class Registry:
         self._packs_known = certain
         if state.damaged_from is not None:
             # Numbers of packs are guesses while entries are lost, so these never reach the cache.
-            guessed = found_in(opened, state, [piece for piece in state.pieces if piece.first >= certain])
+            guessed = found_in(opened, state, certain)
             self._cache.hold(guessed.entries, guessed.pieces)
             self._cache.hold(salvage_packs(opened, state))
 

@@ -119,6 +119,8 @@ class Delivery:
             IntegrityError: the source lacks something, or holds it damaged.
         """
         with pinned(self._source, self._model, self._checkpoint):
+            # The index that it was read by before may offer what is deleted since.
+            self._manifest = CheckpointManifest(self._source, self._model, self._checkpoint)
             return self._run(selection, repair, ref)
 
     def _run(self, selection: Selection, repair: bool, ref: _Ref) -> bool:
@@ -151,7 +153,7 @@ class Delivery:
         noted = journal.read()
         if noted is not None:
             started, packs = noted
-            with suppress(NotFoundError, IntegrityError):
+            with suppress(NotFoundError, IntegrityError, Overtaken):
                 session = Session(self._target, SessionId(started.session))
                 if state.floor <= session.epoch <= state.epoch:
                     session.ensure_open()

@@ -16,6 +16,7 @@ from cairn.registry.fold import BRANCH
 from cairn.registry.modelkeys import import_model_keys
 from cairn.registry.models import model_name, move_ref, ref_kind, ref_value
 from cairn.registry.names import LATEST, MAIN, check_ref_name, model_tag
+from cairn.registry.pins import pinned
 from cairn.registry.registry import Registry
 from cairn.registry.reseal import reseal
 from cairn.registry.selectors import parse_selector, resolve
@@ -91,7 +92,9 @@ def send(
     if options.reseal:
         if kind != BRANCH:
             raise UsageError(f"{name!r} is a tag", hint="name the branch that is to get it with --to")
-        return _reseal(source, target, CheckpointManifest(source, model, checkpoint), name, options, progress)
+        with pinned(source, model, checkpoint):
+            manifest = CheckpointManifest(source, model, checkpoint)
+            return _reseal(source, target, manifest, name, options, progress)
     bring_model(source, target, model)
     for left in reversed(range(_TRIES)):
         before = ref_value(target, model, name)

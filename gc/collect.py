@@ -3,6 +3,7 @@
 It may stop anywhere: what is condemned stays so until a later run deletes it. `docs/design.md` says why it is safe.
 """
 
+import re
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ from cairn.store.index import encode_piece, pack_table
 
 _ROUNDS_MAX = 1000
 _FIRST_LOOK_SECONDS = 0.05
+# Sessions and pins, and what lies beside them.
+_BESIDE = re.compile(r"[a-z]+/[0-9a-f]{32}\.(open|pin|record-[0-9]+|beat-[0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,9 @@ class Collector:
         Args:
             drops: deleted checkpoints that count as dropped.
         """
-        return self._observe_and_plan(drops)[0]
+        plan, _ = self._observe_and_plan(drops)
+        self._silence.keep()
+        return plan
 
     def run(self) -> Collected:
         """Collect until nothing is left to collect.
@@ -217,7 +222,7 @@ class Collector:
     def _condemnation(self, state: State, plan: Plan, marked: Marked, copies: "_Copies") -> Condemn:
         if state.epoch != plan.epoch:
             raise _Replan
-        if state.live_n >= plan.length:
+        if state.length > plan.length:
             update_plan(self._opened, plan, marked, copies.ids, state)
         return Condemn(
             sessions=copies.sessions,
@@ -275,7 +280,7 @@ class Collector:
 
     def _older_sessions(self, epoch: int) -> list[SeenSession]:
         seen = list_sessions(self._opened, self._silence, self._options.dead)
-        self._silence.keep(f"{sessions.FOLDER}/{one.id.hex()}" for one in seen)
+        self._silence.keep()
         return [one for one in seen if one.epoch < epoch and not one.dead]
 
     def _delete(self, packs: list[int], keys: list[bytes]) -> None:
@@ -313,21 +318,27 @@ class Collector:
     # --- afterwards ---------------------------------------------------------------------------------
 
     def _clear_the_dead(self) -> None:
-        """Remove the objects of sessions that count as dead and cannot commit any more, and of dead pins."""
+        """Remove the objects of sessions that count as dead and cannot commit any more, and of dead pins.
+
+        So go records and beats without the object by which they are found: what was given up wrongly may have gone on.
+        """
         floor, backend = self._registry.state.floor, self._opened.backend
-        gone = [
-            f"{sessions.FOLDER}/{one.id.hex()}"
+        ended = [
+            one.id.hex()
             for one in list_sessions(self._opened, self._silence, self._options.dead)
             if one.dead and one.epoch < floor
         ]
-        self.done.sessions_ended += len(gone)
-        gone += [one.name.removesuffix(pins.PIN) for one in list_pins(self._opened, self._silence) if one.dead]
-        for stem in gone:
-            folder, ends = stem.rpartition("/")[0], (f"{stem}{sessions.OPEN}", f"{stem}{pins.PIN}")
-            names = [listed.name for listed in backend.list(folder) if listed.name.startswith(f"{stem}.")]
+        self.done.sessions_ended += len(ended)
+        gone = {f"{sessions.FOLDER}/{one}" for one in ended}
+        gone |= {one.name.removesuffix(pins.PIN) for one in list_pins(self._opened, self._silence) if one.dead}
+        self._silence.keep()
+        for folder, ending in ((sessions.FOLDER, sessions.OPEN), (pins.FOLDER, pins.PIN)):
+            names = [listed.name for listed in backend.list(folder) if _BESIDE.fullmatch(listed.name)]
+            there = {name.removesuffix(ending) for name in names if name.endswith(ending)} - gone
             # By its own object it is found, so that goes last.
-            for name in sorted(names, key=lambda name: name in ends):
-                backend.delete(name)
+            for name in sorted(names, key=lambda name: name.endswith(ending)):
+                if name.partition(".")[0] not in there:
+                    backend.delete(name)
 
 
 def _who_is_waited_for(older: list[SeenSession]) -> str:

@@ -35,14 +35,18 @@ class Silence:
         now = clock.monotonic()
         self._seen = {stem: (beat, at) for stem, (beat, at) in self._seen.items() if at <= now}
 
-    def look(self, stems: Iterable[str], names: Iterable[str]) -> None:
-        """Take in which beats there are now.
+    def look(self, folder: str, stems: Iterable[str], names: Iterable[str]) -> None:
+        """Take in which beats there are now, and forget what is there no more.
 
         Args:
-            stems: what the names of sessions or pins begin with.
-            names: of all objects in their folder.
+            folder: of the sessions or pins.
+            stems: what their names begin with, the folder's name included.
+            names: of all objects in the folder.
         """
         newest = dict.fromkeys(stems, 0)
+        self._seen = {
+            stem: seen for stem, seen in self._seen.items() if stem in newest or not stem.startswith(f"{folder}/")
+        }
         for name in names:
             stem, beat, number = name.rpartition(BEAT)
             if beat and stem in newest and number.isdigit():
@@ -62,10 +66,9 @@ class Silence:
         """Until it counts as dead, if no beat comes."""
         return max(self._seen[stem][1] + self._seconds - self._clock.monotonic(), 0.0)
 
-    def keep(self, stems: Iterable[str]) -> None:
-        """Note what was seen of these, for the next command."""
-        known = set(stems)
-        noted = {"machine": this_machine(), "seen": {stem: seen for stem, seen in self._seen.items() if stem in known}}
+    def keep(self) -> None:
+        """Note what was seen, for the next command."""
+        noted = {"machine": this_machine(), "seen": self._seen}
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)

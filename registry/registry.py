@@ -77,7 +77,8 @@ class Registry:
                 self._replay.feed(stored, leaf)
             # Compared with what was indexed, so that a failure on the way is made up for by the next call.
             if self._replay.length != self._indexed:
-                state = self._marked(self._replay.current())
+                # A copy, for readers go on with the fold that they have until the index knows what is new in this one.
+                state = self._marked(self._replay.current().copy())
                 self._index_since(self._cached, state)
                 self._state, self._indexed = state, self._replay.length
                 self._cached = self._replay.attested().length
@@ -179,7 +180,7 @@ class Registry:
     def _load(self) -> tuple[Replay, State]:
         self._replay = self._start()
         self._packs_known = self._replay.attested().pack_count
-        self._state = self._replay.current()
+        self._state = self._replay.current().copy()
         self._cached, self._indexed = self._replay.length, self._replay.length or -1
         return self._replay, self.refresh()
 

@@ -120,6 +120,7 @@ class Collector:
             drops: deleted checkpoints that count as dropped.
         """
         plan, _ = self._observe_and_plan(drops)
+        list_pins(self._opened, self._silence)  # whose silence counts from here on
         self._silence.keep()
         return plan
 

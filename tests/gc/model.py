@@ -19,7 +19,7 @@ from cairn.gc.merging import merge_pieces
 from cairn.gc.operator import uncondemn_all
 from cairn.manifests.schema import Key
 from cairn.registry.checkpoint import CheckpointManifest
-from cairn.registry.entries import Restore, Supply, Tombstone
+from cairn.registry.entries import RefDelete, Restore, Supply, Tombstone
 from cairn.registry.manifestwriter import ManifestWriter
 from cairn.registry.models import CommitMeta, ensure_model, open_meta, ref_value
 from cairn.registry.numbers import ranges
@@ -29,6 +29,7 @@ from cairn.registry.reachability import read_reachability
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
 from cairn.registry.state import Checkpoint, name_of_key, named_keys
+from cairn.registry.sync import SendOptions, send
 from cairn.registry.uploads import Uploads
 from cairn.store.chunkstore import ChunkSave
 from cairn.store.crypto.components import ComponentClass
@@ -37,10 +38,13 @@ from cairn.store.crypto.tenant import ContentType
 from cairn.store.index import encode_piece, pack_table, sorted_ids
 from tests.support.schedule import Lane, LaneBackend
 from tests.support.stores import Site, close_environments, new_site
+from tests.support.twins import twin_of
 
 # Longer than what stands in a page, so that it becomes a chunk.
 _VALUE_BYTES = 17 << 10
-_MODEL = "m"
+_MODEL, _PUSHED = "m", "pushed"
+# Branches of the other store.
+PUSHES = 3
 Values = dict[str, bytes]
 
 
@@ -84,6 +88,13 @@ class Play:
         self.model: ModelId = ensure_model(registry, _MODEL)
         self.silence = registry.state.silence_seconds
         registry.close()
+        self.twin = twin_of(self.site)
+        registry = self.twin.registry()
+        self.pushed = ensure_model(registry, _PUSHED)
+        for branch in range(PUSHES):
+            numbers = [branch, branch + 2, branch + 10]
+            self._save(Saved(Lane("")), registry, self.pushed, self._expect(numbers), numbers, str(branch))
+        registry.close()
 
     # --- operations ------------------------------------------------------------------------------------
 
@@ -109,14 +120,12 @@ class Play:
 
     def save(self, numbers: list[int], branch: str = "main") -> Lane:
         """Begin to save contents, each in a pack of its own; a refused commit is tried once more."""
-        step = len(self.expected) + 1
-        values = {str(Key("s", (f"v{place}",))): content(number) for place, number in enumerate(numbers)}
-        self.expected[step] = values
+        step = self._expect(numbers)
 
         def work(saved: Saved, registry: Registry) -> None:
             for left in (1, 0):
                 try:
-                    self._save(saved, registry, step, numbers, branch)
+                    self._save(saved, registry, self.model, step, numbers, branch)
                     self.promised.add(step)
                     return
                 except ConflictError:
@@ -125,9 +134,17 @@ class Play:
 
         return self.begin(f"save {step}", work, (ConflictError, TryAgain))
 
-    def _save(self, saved: Saved, registry: Registry, step: int, numbers: list[int], branch: str) -> None:
+    def _expect(self, numbers: list[int]) -> int:
+        """The step of a checkpoint of these contents."""
+        step = len(self.expected) + 1
+        self.expected[step] = {str(Key("s", (f"v{at}",))): content(number) for at, number in enumerate(numbers)}
+        return step
+
+    def _save(
+        self, saved: Saved, registry: Registry, model: ModelId, step: int, numbers: list[int], branch: str
+    ) -> None:
         registry.refresh()
-        before = ref_value(registry, self.model, branch)
+        before = ref_value(registry, model, branch)
         with Session(registry) as session:
             saved.session = session
             save = session.save()
@@ -139,11 +156,24 @@ class Play:
                     writer.flush()
                 root = pages.component(values=entries)
             draft = Draft(
-                self.model, branch, before, {ComponentClass.TRAINING: root}, pages.reachable, (),
+                model, branch, before, {ComponentClass.TRAINING: root}, pages.reachable, (),
                 CommitMeta("", step), save.written,
             )  # fmt: skip
             publish(registry, session, draft)
             saved.session = None
+
+    def push(self, which: int) -> Lane:
+        """Begin to push a branch of the other store to this one, going on where an earlier push was killed."""
+
+        def work(saved: Saved, registry: Registry) -> None:
+            source = self.twin.registry()
+            try:
+                sent = send(source, registry, f"{_PUSHED}@{which % PUSHES}", SendOptions())
+                self.promised |= {step for step, _, checkpoint in self._live(source) if checkpoint == sent.checkpoint}
+            finally:
+                source.close()
+
+        return self.begin(f"push {which}", work, (ConflictError, TryAgain))
 
     def read(self, which: int) -> Lane:
         """Begin to read one of the checkpoints under a pin."""
@@ -152,10 +182,10 @@ class Play:
             found = self._live(registry)
             if not found:
                 return
-            begun, (step, checkpoint) = self.site.clock.monotonic(), found[which % len(found)]
-            with pinned(registry, self.model, checkpoint):
+            begun, (step, model, checkpoint) = self.site.clock.monotonic(), found[which % len(found)]
+            with pinned(registry, model, checkpoint):
                 try:
-                    read = load(registry, self.model, checkpoint)
+                    read = load(registry, model, checkpoint)
                 except CairnError:
                     # Whoever watched for so long may have given it up.
                     if self.site.clock.monotonic() - begun < self.silence:
@@ -183,13 +213,18 @@ class Play:
         return self.begin("take back", lambda saved, registry: void(uncondemn_all(registry)), (NotFoundError, TryAgain))
 
     def delete(self, which: int) -> Lane:
-        """Begin to delete one of the checkpoints that no branch names."""
+        """Begin to delete one of the checkpoints that are no branch's own, or a pushed one and its branch."""
 
         def work(saved: Saved, registry: Registry) -> None:
             tips = {ref.checkpoint for ref in registry.state.models[self.model].refs.values()}
-            found = [checkpoint for _, checkpoint in self._live(registry) if checkpoint not in tips]
-            if found:
-                registry.append(lambda _: Tombstone(self.model, (found[which % len(found)],), 0, "test"))
+            found = [(model, checkpoint) for _, model, checkpoint in self._live(registry) if checkpoint not in tips]
+            if not found:
+                return
+            model, checkpoint = found[which % len(found)]
+            for tag, ref in registry.state.models[model].refs.items():
+                if ref.checkpoint == checkpoint:
+                    registry.append(lambda _, tag=tag: RefDelete(model, tag, checkpoint))  # type: ignore[misc]
+            registry.append(lambda _: Tombstone(model, (checkpoint,), 0, "test"))
 
         return self.begin(f"delete {which}", work, (ConflictError, TryAgain))
 
@@ -200,12 +235,12 @@ class Play:
             found = self._deleted(registry)
             if not found:
                 return
-            step, checkpoint = found[which % len(found)]
+            step, model, checkpoint = found[which % len(found)]
             if restore:
-                registry.append(lambda _: Restore(self.model, (checkpoint,)))
+                registry.append(lambda _: Restore(model, (checkpoint,)))
             else:
                 self.dropped.add(step)
-                drop(registry, [(self.model, checkpoint)])
+                drop(registry, [(model, checkpoint)])
 
         return self.begin("restore" if restore else "drop", work, (ConflictError, TryAgain))
 
@@ -216,8 +251,8 @@ class Play:
             found = self._live(registry)
             if not found:
                 return
-            step, checkpoint = found[which % len(found)]
-            held = registry.state.models[self.model].checkpoints[checkpoint]
+            step, model, checkpoint = found[which % len(found)]
+            held = registry.state.models[model].checkpoints[checkpoint]
             with Session(registry) as session:
                 saved.session = session
                 save = session.save()
@@ -227,12 +262,12 @@ class Play:
                         writer.put(ContentType.CHUNK, data)
                 if any(not save.rely(one) for one in ids if not save.claimed(one)):
                     return
-                self._supply(registry, session, save, checkpoint, ids)
+                self._supply(registry, session, save, (model, checkpoint), ids)
 
         return self.begin(f"supply {which}", work, (ConflictError, IntegrityError, TryAgain))
 
     def _supply(
-        self, registry: Registry, session: Session, save: ChunkSave, checkpoint: CheckpointId, ids: set[ContentId]
+        self, registry: Registry, session: Session, save: ChunkSave, which: tuple[bytes, bytes], ids: set[ContentId]
     ) -> None:
         epoch, position = session.settle()
         uploads, k_index = Uploads(registry.opened, session), registry.opened.secrets.k_index
@@ -241,7 +276,7 @@ class Play:
         pieces = (uploads.seal(k_index, ObjectKind.INDEX_PIECE, plain, "index"),) if packs else ()
         reach = uploads.seal(k_index, ObjectKind.REACHABILITY, sorted_ids(ids), "reach")
         supply = Supply(
-            model=self.model, checkpoint=checkpoint, sessions=(session.id,), epoch=epoch, hit_position=position,
+            model=which[0], checkpoint=which[1], sessions=(session.id,), epoch=epoch, hit_position=position,
             relied=ranges(save.written.relied), packs=packs, pieces=pieces, reachability=reach,
         )  # fmt: skip
         registry.append(lambda _: supply)
@@ -263,16 +298,26 @@ class Play:
 
     # --- what must be so ---------------------------------------------------------------------------------
 
-    def _steps(self, registry: Registry, held: dict[bytes, Checkpoint]) -> list[tuple[int, CheckpointId]]:
-        found = [(open_meta(registry, self.model, one).step or 0, CheckpointId(key)) for key, one in held.items()]
-        return sorted(found)
+    def _live(self, registry: Registry) -> list[tuple[int, ModelId, CheckpointId]]:
+        return self._steps(registry, {model: held.checkpoints for model, held in registry.state.models.items()})
 
-    def _live(self, registry: Registry) -> list[tuple[int, CheckpointId]]:
-        return self._steps(registry, registry.state.models[self.model].checkpoints)
+    def _deleted(self, registry: Registry) -> list[tuple[int, ModelId, CheckpointId]]:
+        return self._steps(
+            registry,
+            {
+                model: {one: gone.checkpoint for one, gone in held.gone.items() if gone.checkpoint is not None}
+                for model, held in registry.state.models.items()
+            },
+        )
 
-    def _deleted(self, registry: Registry) -> list[tuple[int, CheckpointId]]:
-        gone = registry.state.models[self.model].gone.items()
-        return self._steps(registry, {key: one.checkpoint for key, one in gone if one.checkpoint is not None})
+    def _steps(
+        self, registry: Registry, held: dict[bytes, dict[bytes, Checkpoint]]
+    ) -> list[tuple[int, ModelId, CheckpointId]]:
+        return sorted(
+            (open_meta(registry, ModelId(model), state).step or 0, ModelId(model), CheckpointId(checkpoint))
+            for model, checkpoints in held.items()
+            for checkpoint, state in checkpoints.items()
+        )
 
     def check(self) -> None:
         """Everything that was committed and not dropped is there, read by a newcomer who has no cache."""
@@ -282,13 +327,13 @@ class Play:
         site = replace(self.site, home=home)
         registry = site.registry()
         live, deleted = self._live(registry), self._deleted(registry)
-        missing = self.promised - self.dropped - {step for step, _ in (*live, *deleted)}
+        missing = self.promised - self.dropped - {step for step, _, _ in (*live, *deleted)}
         assert not missing, f"steps {sorted(missing)} were committed and are not in the log"
-        for step, checkpoint in live:
-            assert load(registry, self.model, checkpoint) == self.expected[step], f"step {step} holds something else"
+        for step, model, checkpoint in live:
+            assert load(registry, model, checkpoint) == self.expected[step], f"step {step} holds something else"
         names = set(self.site.names())
-        for step, checkpoint in deleted:
-            held = registry.state.models[self.model].gone[checkpoint].checkpoint
+        for step, model, checkpoint in deleted:
+            held = registry.state.models[model].gone[checkpoint].checkpoint
             assert held is not None
             for one in read_reachability(registry.opened, held):
                 places = registry.index().locations(one)
@@ -302,8 +347,8 @@ class Play:
             saved.lane.stop()
         self.check()
         registry = self.site.registry()
-        for _, checkpoint in self._deleted(registry):
-            registry.append(lambda _, one=checkpoint: Restore(self.model, (one,)))  # type: ignore[misc]
+        for _, model, checkpoint in self._deleted(registry):
+            registry.append(lambda _, model=model, one=checkpoint: Restore(model, (one,)))  # type: ignore[misc]
         self.collector(registry).plan()
         self.site.clock.sleep(self.silence)
         self.collector(registry, Options(unused=0.0)).run()

@@ -20,10 +20,11 @@ from cairn.core.errors import IntegrityError
 from cairn.gc import repack
 from cairn.gc.collect import Collector
 from cairn.gc.plan import Plan
+from cairn.registry import transfer
 from cairn.registry.entries import Condemn
 from cairn.registry.state import State
 from tests.gc.model import Play, Saved
-from tests.support.schedule import Verdict
+from tests.support.schedule import Inline, Verdict
 
 _STEPS, _STEPS_PER_RUN = 3000, 60
 _LANES_MAX = 5
@@ -34,8 +35,9 @@ CALLS = st.integers(1, 40)
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No operation has threads beside its own and one worker, so that a seed repeats a run."""
-    monkeypatch.setattr(repack, "threads_within_budget", lambda *_: 1)
+    """No operation has threads beside its own, so that a seed repeats a run."""
+    for module in (repack, transfer):
+        monkeypatch.setattr(module, "Pool", Inline)
 
 
 class Model(RuleBasedStateMachine):
@@ -97,12 +99,17 @@ class Model(RuleBasedStateMachine):
         self.play.end_deletion(which, restore=restore)
 
     @precondition(_room)
-    @rule(which=st.sampled_from(["merge", "take back"]))
-    def tend(self, which: str) -> None:
-        if which == "merge":
+    @rule(what=st.sampled_from(["merge", "take back"]))
+    def tend(self, what: str) -> None:
+        if what == "merge":
             self.play.merge()
         else:
             self.play.take_back()
+
+    @precondition(_room)
+    @rule(which=WHICH)
+    def push(self, which: int) -> None:
+        self.play.push(which)
 
     @precondition(_room)
     @rule(which=WHICH)
@@ -150,9 +157,11 @@ class Model(RuleBasedStateMachine):
             self.collect_and_give_up(which)
         elif chance < 0.8:
             self.delete(which)
-        elif chance < 0.9:
+        elif chance < 0.87:
             self.end_deletion(which, draw.random() < 0.3)
-        elif chance < 0.95:
+        elif chance < 0.93:
+            self.push(which)
+        elif chance < 0.97:
             self.tend(draw.choice(["merge", "take back"]))
         else:
             self.supply(which)

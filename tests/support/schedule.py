@@ -8,10 +8,11 @@ Between two turns no thread of any lane runs, so that one seed makes one interle
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from cairn.core.buffers import Buffer
 from cairn.core.errors import AnswerLost
@@ -148,3 +149,17 @@ class LaneBackend(FaultyBackend):
         if verdict is Verdict.LOSE_ANSWER:
             raise AnswerLost(f"no answer to {op} {name}")
         return answer
+
+
+class Inline:
+    """In the place of `core.pool.Pool`: the calling thread does all jobs."""
+
+    def __init__(self, threads: int, work: Callable[[Iterable[Any]], None]) -> None:
+        self._work = work
+
+    def __class_getitem__(cls, _: object) -> "type[Inline]":
+        return cls
+
+    def run(self, jobs: Iterable[Any]) -> None:
+        """Work through the jobs."""
+        self._work(iter(jobs))

@@ -9,7 +9,7 @@ import click
 
 from cairn.cli import memo
 from cairn.cli.opening import PlainPath, open_registry, store_options
-from cairn.cli.output import emit, json_text, note, safe, size
+from cairn.cli.output import count, emit, json_text, note, safe, size
 from cairn.cli.progress import ProgressBar
 from cairn.core.errors import StorageError
 from cairn.core.ids import short
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 @click.argument("model", metavar="MODEL[@BRANCH]")
 @click.option("--step", type=click.IntRange(min=0), help="Training step of the checkpoint.")
 @click.option("-m", "--message", default="", help="What is in it.")
+@click.option(
+    "--metric", "metrics", multiple=True, metavar="NAME=VALUE", help="A number that it is told by; repeatable."
+)
 @click.option("--opaque", is_flag=True, help="Keep all files as plain bytes; parse none.")
 @click.option("--always", is_flag=True, help="Make a checkpoint even if nothing changed since the last one.")
 @click.option(
@@ -37,6 +40,7 @@ def command(
     model: str,
     step: int | None,
     message: str,
+    metrics: tuple[str, ...],
     opaque: bool,
     always: bool,
     codec: str,
@@ -49,12 +53,14 @@ def command(
     file comes back byte for byte. Folders of distributed checkpoints (DCP, DeepSpeed) are stored as logical state,
     without their files. A commit of unchanged content makes no new checkpoint.
     """
+    from cairn.registry.metrics import parse_metric
     from cairn.registry.selectors import parse_selector
     from cairn.store.codec import CodecPolicy
     from cairn.workspace.commit import CommitOptions, commit
 
     selector = parse_selector(model)
-    options = CommitOptions(selector.revision, step, message, opaque, always, CodecPolicy(codec))
+    named = dict(map(parse_metric, metrics))
+    options = CommitOptions(selector.revision, step, message, opaque, always, CodecPolicy(codec), named)
     form = "json" if as_json else "id" if quiet else "text"
     with open_registry() as registry, ProgressBar(quiet or as_json) as progress:
         result = commit(registry, path, selector.model, options, progress)
@@ -112,8 +118,8 @@ def _text(result: "CommitResult", model: str, form: str) -> str:
         return f"unchanged: still {short(result.checkpoint)}"
     return (
         f"{safe(model)} is now {short(result.checkpoint)}\n"
-        f"  {result.files} files, {result.tensors} tensors, {size(result.bytes_logical)}: "
-        f"{size(counts.bytes_new)} new in {counts.chunks_new} chunks, "
+        f"  {count(result.files, 'file')}, {count(result.tensors, 'tensor')}, {size(result.bytes_logical)}: "
+        f"{size(counts.bytes_new)} new in {count(counts.chunks_new, 'chunk')}, "
         f"{size(counts.bytes_reused)} reused in {counts.chunks_reused}"
     )
 

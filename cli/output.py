@@ -2,10 +2,14 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import click
+
+# Marks a checkpoint that is here in part.
+PARTIAL = "[partial]"
 
 
 def safe(text: str) -> str:
@@ -33,6 +37,11 @@ def json_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=True, indent=2 if sys.stdout.isatty() else None)
 
 
+def json_numbers(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    """Numbers for JSON, which has neither NaN nor infinity."""
+    return {name: value if isfinite(value) else None for name, value in numbers.items()}
+
+
 def size(count: int | float) -> str:
     """Bytes for people, in binary units."""
     amount = float(count)
@@ -41,6 +50,11 @@ def size(count: int | float) -> str:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
     return f"{amount:.1f} TiB"
+
+
+def count(number: int, noun: str, several: str = "") -> str:
+    """A number of things; `several` is the plural of a noun that does not just take an s."""
+    return f"{number} {noun if number == 1 else several or noun + 's'}"
 
 
 def when(claimed_at_ns: int) -> str:

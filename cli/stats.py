@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cairn.cli.opening import open_registry, store_options
-from cairn.cli.output import emit, emit_json, note, safe, size
+from cairn.cli.output import count, emit, emit_json, note, safe, size
 
 if TYPE_CHECKING:
     from cairn.gc.usage import Usage
@@ -50,12 +50,12 @@ def _render(used: "Usage") -> None:
     rows = [
         ("models", str(used.models)),
         ("checkpoints", f"{used.checkpoints}, {size(used.bytes_logical)} if each stood alone"),
-        ("log", f"{used.log_entries} entries"),
+        ("log", count(used.log_entries, "entry", "entries")),
         ("packs", f"{used.packs}, {size(used.bytes_packs)}"),
-        ("  reachable", f"{size(used.bytes_reachable)} in {used.chunks} chunks and pages"),
+        ("  reachable", f"{size(used.bytes_reachable)} in {count(used.chunks, 'chunk or page', 'chunks and pages')}"),
         ("  unreferenced", size(used.bytes_unreferenced)),
         ("other objects", size(used.bytes_other)),
-        ("leftovers", f"{used.leftover_objects} objects, {size(used.leftover_bytes)}"),
+        ("leftovers", f"{count(used.leftover_objects, 'object')}, {size(used.leftover_bytes)}"),
         ("dedup ratio", f"{used.dedup_ratio:.2f}"),
         ("open sessions", str(len(used.sessions))),
     ]

@@ -7,11 +7,14 @@ import click
 
 from cairn.cli import exits
 from cairn.cli.opening import StoreChoice, ask_passphrase, store_location, store_options
-from cairn.cli.output import emit, emit_json, note, safe, size
+from cairn.cli.output import count, emit, emit_json, note, safe, size
 from cairn.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
     from cairn.gc.report import Problem, VerifyReport
+    from cairn.registry.localfiles import KeyHome
+    from cairn.registry.opened import KeySource
+    from cairn.store.backends.contract import Backend
 
 # Affected checkpoints that are listed under one object; the rest is counted.
 _AFFECTED_SHOWN = 10
@@ -41,8 +44,14 @@ def command(full: bool, as_json: bool, quiet: bool) -> int:
 
 def _verify(full: bool, progress: ProgressBar) -> "VerifyReport":
     """Check the chosen store, also one that is too damaged to open."""
-    from cairn.core.settings import Settings
     from cairn.gc.scrub_open import verify_store
+
+    return verify_store(*_place(), full, progress)
+
+
+def _place() -> "tuple[Backend, KeyHome, KeySource]":
+    """Where the chosen store lies, and what opens it."""
+    from cairn.core.settings import Settings
     from cairn.registry.localfiles import KeyHome
     from cairn.registry.location import backend_at
     from cairn.registry.opened import KeySource
@@ -50,8 +59,7 @@ def _verify(full: bool, progress: ProgressBar) -> "VerifyReport":
     settings = Settings.from_environment()
     named = click.get_current_context().ensure_object(StoreChoice).key_file
     source = KeySource(Path(named) if named else settings.key_file, settings.passphrase, ask_passphrase)
-    home = KeyHome(settings.data, settings.state, settings.cache)
-    return verify_store(backend_at(store_location()), home, source, full, progress)
+    return backend_at(store_location()), KeyHome(settings.data, settings.state, settings.cache), source
 
 
 def _as_json(report: "VerifyReport") -> dict[str, object]:
@@ -86,29 +94,66 @@ def _render(report: "VerifyReport") -> None:
     for text in report.notes:
         note(f"note: {safe(text)}")
     if report.leftover_objects:
-        left = f"{report.leftover_objects} objects ({size(report.leftover_bytes)})"
-        note(f"note: {left} belong to no checkpoint: interrupted writers left them, or a writer is at work")
+        left = f"{count(report.leftover_objects, 'object')} ({size(report.leftover_bytes)})"
+        verb = "belongs" if report.leftover_objects == 1 else "belong"
+        note(f"note: {left} {verb} to no checkpoint: interrupted writers left them, or a writer is at work")
     if report.chunks_unnamed:
-        note(f"note: {report.chunks_unnamed} chunks are named by no readable manifest; only their headers were checked")
+        unnamed = count(report.chunks_unnamed, "chunk")
+        note(f"note: only the headers were checked of {unnamed} that no readable manifest names")
     if not report.ok:
         emit("")
-        emit("next: stored objects never change, so any intact copy of a named one can be put back in its place;")
-        emit("      without a copy, commit the affected checkpoints again from their files.")
-        emit("      Then run 'cairn verify --full' again.")
-        if report.checkpoints:
-            emit("      All other checkpoints can be checked out as before.")
+        _render_next(report)
     elif not report.full:
         note("next: 'cairn verify --full' reads every stored byte as well")
 
 
+def _render_next(report: "VerifyReport") -> None:
+    remote = _remote()
+    models = sorted({report.names[one.model] for one in report.errors if one.checkpoint and one.model in report.names})
+    if remote and models:
+        emit(f"next: fetch again what remote {safe(remote)} has of the affected checkpoints:")
+        for model in models[:_AFFECTED_SHOWN]:
+            emit(f"        cairn pull {safe(model)} {safe(remote)} --repair --history")
+        emit("      (and MODEL@REF for other branches and tags). For what is not there:")
+        emit("      stored objects never change, so any intact copy of a named one can be put back in its place;")
+    else:
+        emit("next: stored objects never change, so any intact copy of a named one can be put back in its place;")
+        emit("      a store that has the affected checkpoints mends them here by 'cairn push MODEL URL --repair';")
+    emit("      without a copy, commit the affected checkpoints again from their files.")
+    emit("      Then run 'cairn verify --full' again.")
+    if report.checkpoints:
+        emit("      All other checkpoints can be checked out as before.")
+
+
+def _remote() -> str | None:
+    """The remote to fetch from, if one is noted; a store that cannot say which it is has none."""
+    from cairn.core.errors import CairnError
+    from cairn.registry.formatfile import read_format
+    from cairn.registry.remotes import ORIGIN, noted_remotes
+
+    backend, home, _ = _place()
+    try:
+        names = sorted(noted_remotes(home, read_format(backend)[0]))
+    except CairnError:
+        return None
+    return ORIGIN if ORIGIN in names else next(iter(names), None)
+
+
 def _verdict(report: "VerifyReport") -> str:
-    checked = f"{report.checkpoints} checkpoints, {report.chunks} chunks and pages, {report.objects} objects"
+    checked = ", ".join(
+        (
+            count(report.checkpoints, "checkpoint"),
+            count(report.chunks, "chunk or page", "chunks and pages"),
+            count(report.objects, "object"),
+        )
+    )
     read = f", {size(report.bytes_read)} of chunks read" if report.full else ""
     if report.ok:
         return f"intact: {checked}{read}"
     objects = len({problem.object for problem in report.errors})
     affected = len({problem.checkpoint for problem in report.errors if problem.checkpoint})
-    return f"DAMAGED: {objects} objects, {affected} affected checkpoints (checked: {checked}{read})"
+    hit = f"{count(objects, 'object')}, {count(affected, 'affected checkpoint')}"
+    return f"DAMAGED: {hit} (checked: {checked}{read})"
 
 
 def _render_group(problems: "list[Problem]", report: "VerifyReport") -> None:

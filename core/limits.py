@@ -24,6 +24,20 @@ LOG_APPEND_RACES_MAX = 256
 # Repeats of the same bytes after a lost answer, with doubling waits of 50 ms .. 5 s: about 30 s.
 LOG_APPEND_REPEATS_MAX = 12
 
+# Entries of one bundle: 256 of some kilobytes are one read that costs little more than its request.
+BUNDLE_ENTRIES = 256
+# A range of longer entries has no bundle: from 64 KiB an entry on, reading them together gains little.
+BUNDLE_BYTES_MAX = 16 * MIB
+# Bundles fetched at once: 64 MiB at most, in general 2.
+BUNDLE_READS_AT_ONCE = 4
+# A fold snapshot is due when the newest is so many entries behind. Replaying these takes 0.1 to 0.2 s, about what the
+# start of a command takes; and each snapshot holds the whole state, so that many of them would be many bytes.
+SNAPSHOT_ENTRIES = 1024
+# The newest may be damaged, and whoever has listed the one before still wants to read it.
+SNAPSHOTS_KEPT = 2
+# Snapshots that one opening tries: those kept, and as many that others put there or left.
+SNAPSHOTS_TRIED_MAX = 4
+
 # --- Remote storage ---------------------------------------------------------------------------
 # One request: this long without an answer, and so many bytes a second at least; a pack then has 94 s.
 REMOTE_REQUEST_SECONDS = 30.0
@@ -129,11 +143,24 @@ MEMORY_BUDGET_BYTES = 256 * MIB
 SESSION_HEARTBEAT_SECONDS = 30.0
 SESSION_SILENCE_SECONDS = 900.0
 
+# --- Deletion ---------------------------------------------------------------------------------
+# The longest time in which a deleted checkpoint is surely kept: 100 years, so that its end is a date.
+GRACE_SECONDS_MAX = 100 * 365 * 86_400
+# Numbers that one checkpoint is told by, and the length of their names: a log entry holds them all.
+METRICS_MAX = 64
+METRIC_NAME_CHARS_MAX = 64
+# A plan of retention lists some 200 bytes for each of a million checkpoints at most.
+PLAN_BYTES_MAX = 256 * MIB
+# A retention that finds its model changed by others between plan and entry so many times in a row gives up.
+PLAN_RACES_MAX = 8
+
 # --- Collection -------------------------------------------------------------------------------
 # Of what lives in packs, how much may lie beside it unneeded before the emptiest are repacked.
 GC_UNUSED_FRACTION = 0.05
-# One round: what it copies shields its session for minutes, not hours; 29 bytes an object are half of a log entry.
-GC_REPACK_BYTES_PER_ROUND = 64 * GIB
+# One round: what it copies needs room until the old packs are deleted; 29 bytes an object, and at most 10 a pack, are
+# half of a log entry.
+GC_REPACK_BYTES_PER_ROUND = 8 * GIB
+GC_PACKS_PER_ROUND = 100_000
 GC_OBJECTS_PER_ROUND = 60_000
 # Deleted objects that one `gc.swept` entry tells of: an interrupted collector deletes at most so many again.
 GC_SWEEP_BATCH = 1000

@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from cairn.core.errors import CairnError
 from cairn.core.ids import HASH_BYTES
-from cairn.gc.liveness import Array, list_words, words_of_root
+from cairn.gc.liveness import Array, distinct, list_words, union, words_of_root
 from cairn.gc.roots import Root
 from cairn.registry.entries import ObjectRef
 from cairn.registry.opened import OpenStore
@@ -81,8 +81,8 @@ class Counted:
             temporary.replace(self._path)
 
     def _take(self, words: Array, sign: int) -> None:
-        words = np.unique(words)
-        together = np.union1d(self._words, words)
+        words = distinct(words)
+        together = union(self._words, words)
         counts = np.zeros(len(together), np.int64)
         counts[np.searchsorted(together, self._words)] = self._counts
         counts[np.searchsorted(together, words)] += sign

@@ -39,7 +39,7 @@ class Needed:
         """
         name = root.state.reachability.name
         if name not in self._lists and not root.state.quarantined:
-            self._words = np.union1d(self._words, words_of_root(opened, root))
+            self._words = union(self._words, words_of_root(opened, root))
             self._lists.add(name)
 
     def holds(self, words: Array) -> Array:
@@ -84,6 +84,21 @@ def list_words(opened: OpenStore, ref: ObjectRef) -> Array:
 def first_words(joined: Array) -> Array:
     """First 8 bytes of ids that stand one after the other, as numbers of the same order."""
     return joined.view(">u8")[::_WORDS].astype(np.uint64)
+
+
+def union(some: Array, more: Array) -> Array:
+    """Distinct numbers of two ascending columns, ascending; merging beats hashing, which `numpy.union1d` does."""
+    together = np.concatenate((some, more))
+    together.sort(kind="stable")
+    return distinct(together)
+
+
+def distinct(ascending: Array) -> Array:
+    """The numbers of an ascending column, each once."""
+    first = np.ones(len(ascending), bool)
+    first[1:] = ascending[1:] != ascending[:-1]
+    once: Array = ascending[first]
+    return once
 
 
 def has(known: Array, asked: Array) -> Array:

@@ -21,8 +21,10 @@ from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.contents import Entry, Named, contents
 from cairn.registry.entries import Commit, ObjectRef, RefChange, Supply
 from cairn.registry.fold import BRANCH
+from cairn.registry.gone import check_may_return
 from cairn.registry.indexing import read_object
 from cairn.registry.journal import Journal
+from cairn.registry.models import walk
 from cairn.registry.names import ref_tag
 from cairn.registry.numbers import ranges
 from cairn.registry.pins import pinned
@@ -98,7 +100,8 @@ class Delivery:
         """
         if self._manifest.state.partial and selection.whole:
             raise RefusedError(
-                f"{self._manifest.what} is here in part only", hint="pull the rest first, or name what to send"
+                f"{self._manifest.what} is in {self._source.opened.backend.url} in part only",
+                hint="bring the rest there first, or name what is to travel with --only or --tensors",
             )
         return self._held is None or self._held.partial or repair
 
@@ -256,14 +259,15 @@ class Delivery:
 
         def build(state_now: State) -> Commit:
             nonlocal expected, races
+            check_may_return(self._target, self._model, self._checkpoint)
             now = state_now.models[self._model].refs.get(tag)
             actual = CheckpointId(now.checkpoint) if now else None
             if actual != expected:
                 races += 1
                 if kind != BRANCH or races > PUSH_RACES_MAX:
                     raise RefMoved(
-                        f"{kind} {name!r} was moved by others {races} times (there {short(actual or b'')}, "
-                        f"here {short(self._checkpoint)})",
+                        f"{kind} {name!r} of {self._target.opened.backend.url} was moved by others {races} times "
+                        f"({short(actual or b'')} there, {short(self._checkpoint)} in {source.backend.url})",
                         hint="repeat the command",
                     )
                 expected = actual
@@ -287,16 +291,12 @@ class Delivery:
             )
 
         self._target.append(build)
-        if self._checkpoint not in self._target.state.models[self._model].checkpoints:
-            raise IntegrityError(f"the log does not show checkpoint {short(self._checkpoint)} after its commit")
 
     def _nearest(self, target: State) -> bytes | None:
-        """The nearest checkpoint of the source's history that the target has."""
-        here, there = self._source.state.models[self._model].checkpoints, target.models[self._model].checkpoints
-        at = self._manifest.state.parent
-        while at is not None and at not in there:
-            at = here[at].parent if at in here else None
-        return at
+        """The nearest checkpoint of the source's history that the target has, or had."""
+        there = target.models[self._model]
+        behind = (one.parent for one in walk(self._source, self._model, self._checkpoint))
+        return next((at for at in behind if at in there.checkpoints or at in there.gone), None)
 
     def _index(self, uploads: Uploads, save: ChunkSave) -> tuple[bytes, tuple[ObjectRef, ...]]:
         """Records of the packs, and the index piece that lists what is in them."""

@@ -6,6 +6,7 @@ Data (key files) must be backed up; state (identity, heads) is remembered; the c
 import contextlib
 import json
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +84,7 @@ class KeyHome:
         if known is not None and known.length >= head.length:
             return
         path = self.state / "heads" / store.hex()
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_text(json.dumps({"length": head.length, "root": head.root.hex()}))

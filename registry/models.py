@@ -1,5 +1,7 @@
 """Models and refs by the names that people give them."""
 
+from collections.abc import Iterator
+
 import msgspec
 
 from cairn.core.canonical import decode, encode
@@ -15,11 +17,20 @@ from cairn.store.crypto.components import ComponentClass
 _META = "commit-meta"
 
 
-class CommitMeta(msgspec.Struct, frozen=True):
-    """What listings show of a commit; sealed to the model's meta key."""
+class CommitMeta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What listings show of a commit; sealed to the model's meta key, and as it is in every store that gets it.
+
+    Args:
+        saved_at: the writer's clock (ns) when it committed; 0: not told.
+        parent: what its branch pointed to then.
+        metrics: numbers that the checkpoint is told by, such as a loss; retention can keep the best.
+    """
 
     message: str
     step: int | None
+    saved_at: int = 0
+    parent: bytes | None = None
+    metrics: dict[str, float] = {}
 
 
 class _NameTaken(Exception):
@@ -35,11 +46,30 @@ class NamedRef(msgspec.Struct, frozen=True):
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """One checkpoint of a history."""
+    """One checkpoint of a history, and the one behind it, which may be deleted.
+
+    Args:
+        deleted_behind: how many were deleted between it and the next one that is there; told by `history` alone.
+    """
 
     id: CheckpointId
     state: Checkpoint
     meta: CommitMeta
+    parent: CheckpointId | None
+    deleted_behind: int = 0
+
+    @property
+    def saved_at(self) -> int:
+        """When it was saved (ns); what came from elsewhere entered this store's log later."""
+        return saved_at(self.state, self.meta)
+
+
+class Past(msgspec.Struct, frozen=True):
+    """One checkpoint of a history and the one behind it; of one that was deleted there is no line."""
+
+    id: CheckpointId
+    parent: CheckpointId | None
+    line: LogLine | None
 
 
 def find_model(registry: Registry, name: str) -> ModelId:
@@ -162,15 +192,64 @@ def open_meta(registry: Registry, model: ModelId, checkpoint: Checkpoint) -> Com
     return decode(plain, CommitMeta, what)
 
 
+def saved_at(checkpoint: Checkpoint, meta: CommitMeta) -> int:
+    """When a checkpoint was saved (ns), by the clock of whoever saved it."""
+    return meta.saved_at or checkpoint.claimed_at
+
+
 def history(registry: Registry, model: ModelId, tip: CheckpointId | None, number: int | None = None) -> list[LogLine]:
-    """Checkpoints from a tip back along ref parents, newest first, at most `number` of them."""
+    """Checkpoints from a tip back, newest first, at most `number` of them; deleted ones are counted."""
     lines: list[LogLine] = []
-    checkpoints = registry.state.models[model].checkpoints
-    while tip is not None and tip in checkpoints and len(lines) != number:
-        state = checkpoints[tip]
-        lines.append(LogLine(tip, state, open_meta(registry, model, state)))
-        tip = CheckpointId(state.parent) if state.parent else None
+    for past in walk(registry, model, tip):
+        if past.line is not None:
+            if len(lines) == number:
+                break
+            lines.append(past.line)
+        elif lines:
+            lines[-1] = msgspec.structs.replace(lines[-1], deleted_behind=lines[-1].deleted_behind + 1)
     return lines
+
+
+def walk_history(registry: Registry, model: ModelId, tip: CheckpointId | None) -> Iterator[LogLine]:
+    """Checkpoints from a tip back, newest first; deleted ones are passed over."""
+    return (past.line for past in walk(registry, model, tip) if past.line is not None)
+
+
+def walk(registry: Registry, model: ModelId, tip: CheckpointId | None) -> Iterator[Past]:
+    """Checkpoints from a tip back, newest first, deleted ones too.
+
+    What is behind a checkpoint is what its ref pointed to when it came here. A push that left some out may be made up
+    for later: where the writers' own account leads to the same place, or on from an end, it is the fuller one.
+    """
+    seen: set[bytes] = set()
+    known = registry.state.models[model]
+    while tip is not None and tip not in seen:
+        seen.add(tip)
+        behind, line, state = known.parent_of(tip), None, known.checkpoints.get(tip)
+        if state is not None:
+            meta = open_meta(registry, model, state)
+            behind = meta.parent if _is_fuller(registry, model, state, meta.parent) else behind
+            line = LogLine(tip, state, meta, CheckpointId(behind) if behind else None)
+        elif tip not in known.gone:
+            return
+        yield Past(tip, CheckpointId(behind) if behind else None, line)
+        tip = CheckpointId(behind) if behind else None
+
+
+def _is_fuller(registry: Registry, model: ModelId, state: Checkpoint, claimed: bytes | None) -> bool:
+    """Whether what a writer says was behind a checkpoint is here, and leads to all that this store has behind it."""
+    known, seen = registry.state.models[model], set[bytes]()
+    if state.parent is None:
+        return claimed in known.checkpoints or claimed in known.gone
+    while claimed is not None and claimed != state.parent and claimed not in seen:
+        seen.add(claimed)
+        found = known.checkpoints.get(claimed) or known.gone.get(claimed)
+        if found is None:
+            return False
+        claimed = open_meta(registry, model, found).parent if isinstance(found, Checkpoint) else found.parent
+        if found.parent not in (None, state.parent, claimed):
+            return False
+    return claimed == state.parent
 
 
 def ref_kind(registry: Registry, model: ModelId, name: str) -> str | None:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.errors import BadName, IntegrityError, NotFoundError, UsageError
+from cairn.core.errors import BadName, ConflictError, IntegrityError, NotFoundError, RefMoved, UsageError
 from cairn.core.ids import CheckpointId, ContentId, ModelId
 from cairn.core.limits import MESSAGE_BYTES_MAX, PACK_BYTES_TARGET, STEP_MAX
 from cairn.core.pool import Pool, threads_within_budget
 from cairn.core.progress import Progress, Silent
+from cairn.core.shown import Shown
 from cairn.formats.detect import INDEX_SUFFIXES
 from cairn.manifests.dtypes import nbytes
 from cairn.manifests.schema import ComponentRoot, FileEntry, Parent, TensorEntry
@@ -24,6 +25,7 @@ from cairn.registry.checkpoint import CheckpointManifest, split_digests
 from cairn.registry.fold import TAG
 from cairn.registry.location import FOLDER
 from cairn.registry.manifestwriter import ManifestWriter
+from cairn.registry.metrics import checked_metrics
 from cairn.registry.models import CommitMeta, ensure_model, find_model, open_meta, ref_kind, ref_value
 from cairn.registry.names import MAIN, check_model_name, check_ref_name
 from cairn.registry.publish import Draft, publish
@@ -54,7 +56,8 @@ class CommitOptions(msgspec.Struct, frozen=True):
 
     Args:
         opaque: keep all files as plain bytes, parse nothing.
-        always: make a checkpoint even if the branch's tip has the same content, step and message.
+        always: make a checkpoint even if the branch's tip has the same content, step, message and metrics.
+        metrics: numbers that the checkpoint is told by; checked when it is committed.
     """
 
     branch: str = MAIN
@@ -63,9 +66,10 @@ class CommitOptions(msgspec.Struct, frozen=True):
     opaque: bool = False
     always: bool = False
     codec: CodecPolicy = CodecPolicy.RAW
+    metrics: dict[str, float] = {}
 
 
-class CommitResult(msgspec.Struct, frozen=True):
+class CommitResult(Shown, frozen=True):
     """What a commit did. `counts` are of data chunks; bytes are plaintext unless named stored.
 
     Args:
@@ -105,7 +109,14 @@ def commit(
     check_ref_name(options.branch)
     _check_options(options)
     registry.signer()
-    return _Commit(registry, path, model_name, options, progress or Silent()).run()
+    for left in reversed(range(_TRIES)):
+        try:
+            return _Commit(registry, path, model_name, options, progress or Silent()).run()
+        except ConflictError as error:
+            # A collection that did not wait for this writer, having taken it for dead: what it took is stored anew.
+            if isinstance(error, RefMoved) or not left:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _check_options(options: CommitOptions) -> None:
@@ -117,6 +128,10 @@ def _check_options(options: CommitOptions) -> None:
         raise UsageError("the message is not Unicode text") from None
     if length > MESSAGE_BYTES_MAX:
         raise UsageError(f"a message of {length} bytes is over the limit of {MESSAGE_BYTES_MAX}")
+
+
+# Commits that a collection overtakes are begun anew so often.
+_TRIES = 3
 
 
 class _Unread(msgspec.Struct, frozen=True):
@@ -152,6 +167,7 @@ class _Commit:
             if ref_kind(registry, model, self.options.branch) == TAG:
                 raise BadName(f"{self.options.branch!r} is a tag: a commit moves a branch", hint="name a branch")
             expected = ref_value(registry, model, self.options.branch)
+        meta = CommitMeta(self.options.message, self.options.step, metrics=checked_metrics(self.options.metrics))
         self.scanned_at_ns = registry.opened.clock.wall_ns()
         tree = scan(self.path)
         self.states = [] if self.options.opaque else find_states(tree)
@@ -161,7 +177,6 @@ class _Commit:
             tensors, files = self._entries(tree)
             self.held = entries_of(self.states)
             components, reachable = self._pages(tensors, files)
-            meta = CommitMeta(self.options.message, self.options.step)
             if model is not None and expected is not None and self._same_as_tip(model, expected, components, meta):
                 self._remember(tree, model)
                 return self._result(tree, expected, model, False, tensors)
@@ -310,7 +325,9 @@ class _Commit:
             return False
         try:
             manifest = CheckpointManifest(self.registry, model, tip)
-            if set(manifest.components) != set(components) or open_meta(self.registry, model, manifest.state) != meta:
+            found = open_meta(self.registry, model, manifest.state)
+            told = (found.message, found.step, found.metrics) == (meta.message, meta.step, meta.metrics)
+            if not told or set(manifest.components) != set(components):
                 return False
             return all(manifest.root(component) == root for component, root in components.items())
         except IntegrityError:  # a damaged tip is no reason to refuse a good copy of its content

@@ -9,17 +9,17 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from cairn.core.errors import CairnError, ConflictError, IntegrityError, NotFoundError, TryAgain
 from cairn.core.ids import CheckpointId, ContentId, ModelId
 from cairn.gc.collect import Collector, Options
-from cairn.gc.drops import drop
 from cairn.gc.merging import merge_pieces
 from cairn.gc.operator import uncondemn_all
 from cairn.manifests.schema import Key
 from cairn.registry.checkpoint import CheckpointManifest
-from cairn.registry.entries import RefDelete, Restore, Supply, Tombstone
+from cairn.registry.entries import Drop, RefDelete, Restore, Supply, Tombstone
 from cairn.registry.manifestwriter import ManifestWriter
 from cairn.registry.models import CommitMeta, ensure_model, open_meta, ref_value
 from cairn.registry.numbers import ranges
@@ -28,7 +28,7 @@ from cairn.registry.publish import Draft, publish
 from cairn.registry.reachability import read_reachability
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
-from cairn.registry.state import Checkpoint, name_of_key, named_keys
+from cairn.registry.state import Checkpoint, State, name_of_key, named_keys
 from cairn.registry.sync import SendOptions, send
 from cairn.registry.uploads import Uploads
 from cairn.store.chunkstore import ChunkSave
@@ -43,6 +43,8 @@ from tests.support.twins import twin_of
 # Longer than what stands in a page, so that it becomes a chunk.
 _VALUE_BYTES = 17 << 10
 _MODEL, _PUSHED = "m", "pushed"
+# When the time to restore is over that is not to pass.
+_FAR_NS = 10**18
 # Branches of the other store.
 PUSHES = 3
 Values = dict[str, bytes]
@@ -173,7 +175,7 @@ class Play:
             finally:
                 source.close()
 
-        return self.begin(f"push {which}", work, (ConflictError, TryAgain))
+        return self.begin(f"push {which}", work, (ConflictError, NotFoundError, TryAgain))
 
     def read(self, which: int) -> Lane:
         """Begin to read one of the checkpoints under a pin."""
@@ -212,19 +214,26 @@ class Play:
         """Begin to take back what is condemned."""
         return self.begin("take back", lambda saved, registry: void(uncondemn_all(registry)), (NotFoundError, TryAgain))
 
-    def delete(self, which: int) -> Lane:
-        """Begin to delete one of the checkpoints that are no branch's own, or a pushed one and its branch."""
+    def delete(self, which: int, *, due: bool = False) -> Lane:
+        """Begin to delete one of the checkpoints that are no branch's own, or a pushed one and its branch.
+
+        Args:
+            due: any collector may drop it.
+        """
 
         def work(saved: Saved, registry: Registry) -> None:
             tips = {ref.checkpoint for ref in registry.state.models[self.model].refs.values()}
-            found = [(model, checkpoint) for _, model, checkpoint in self._live(registry) if checkpoint not in tips]
+            found = [one for one in self._live(registry) if one[2] not in tips]
             if not found:
                 return
-            model, checkpoint = found[which % len(found)]
+            step, model, checkpoint = found[which % len(found)]
             for tag, ref in registry.state.models[model].refs.items():
                 if ref.checkpoint == checkpoint:
-                    registry.append(lambda _, tag=tag: RefDelete(model, tag, checkpoint))  # type: ignore[misc]
-            registry.append(lambda _: Tombstone(model, (checkpoint,), 0, "test"))
+                    registry.append(partial(_deletion, model, tag, checkpoint))
+            if due:
+                self.dropped.add(step)
+            due_at = 0 if due else self.site.clock.wall_ns() + _FAR_NS
+            registry.append(lambda _: Tombstone(model, (checkpoint,), due_at, "test"))
 
         return self.begin(f"delete {which}", work, (ConflictError, TryAgain))
 
@@ -240,7 +249,7 @@ class Play:
                 registry.append(lambda _: Restore(model, (checkpoint,)))
             else:
                 self.dropped.add(step)
-                drop(registry, [(model, checkpoint)])
+                registry.append(lambda _: Drop(model, (checkpoint,)))
 
         return self.begin("restore" if restore else "drop", work, (ConflictError, TryAgain))
 
@@ -348,7 +357,7 @@ class Play:
         self.check()
         registry = self.site.registry()
         for _, model, checkpoint in self._deleted(registry):
-            registry.append(lambda _, model=model, one=checkpoint: Restore(model, (one,)))  # type: ignore[misc]
+            registry.append(partial(_restoration, model, checkpoint))
         self.collector(registry).plan()
         self.site.clock.sleep(self.silence)
         self.collector(registry, Options(unused=0.0)).run()
@@ -374,6 +383,14 @@ def load(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> Values
     """A checkpoint's values by their keys."""
     manifest = CheckpointManifest(registry, model, checkpoint)
     return {str(entry.key): manifest.value_bytes(entry) for entry in manifest.values()}
+
+
+def _deletion(model: bytes, tag: bytes, checkpoint: bytes, _: State) -> RefDelete:
+    return RefDelete(model, tag, checkpoint)
+
+
+def _restoration(model: bytes, checkpoint: bytes, _: State) -> Restore:
+    return Restore(model, (checkpoint,))
 
 
 def void(_: object) -> None:

@@ -181,7 +181,7 @@ def test_silence_adds_up_over_collections_that_find_nothing_to_do(site: Site) ->
 
 def test_what_is_gone_is_not_watched_any_more(site: Site, tmp_path: Path) -> None:
     registry, notes = site.registry(), tmp_path / "notes"
-    silence = Silence(notes, site.clock, 900.0)
+    silence = Silence(notes, site.clock, 900.0, 30.0)
     pin = Pin(registry, *tip(registry))
     assert len(list_pins(site.open(), silence)) == 1
     pin.release()

@@ -70,3 +70,16 @@ def test_only_rows_of_small_pieces_are_merged() -> None:
     assert [[one.first for one in row] for row in rows_of_small(pieces, 3)] == [[0, 1, 2], [7, 8, 9, 10]]
     large = [piece(number, 7 * MIB) for number in range(9)]
     assert [len(row) for row in rows_of_small(large, 3)] == [3, 3, 3]
+
+
+def test_a_client_that_missed_both_the_commit_and_the_merge(tmp_path: Path) -> None:
+    """The merged piece lists packs that the client knows, and one that it has never heard of."""
+    site = store_of(tmp_path, 4)
+    warm = site.registry()
+    (tmp_path / "tree" / "file").write_bytes(os.urandom(3 * KIB))
+    newest = commit_tree(site.registry(cold=True), tmp_path / "tree", step=9)
+    assert merge_pieces(site.registry(cold=True), least=4) == 4
+    warm.refresh()
+    for held in warm.state.models[newest.model].checkpoints.values():
+        for identifier in read_reachability(warm.opened, held):
+            assert len(warm.index().locations(identifier)) == 1

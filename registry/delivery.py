@@ -191,7 +191,8 @@ class Delivery:
         progress.stage("publish")
         self.counts = save.written.counts
         reachable = transfer.reachable
-        if self._held is not None:
+        # What is brought whole needs no old list, which may be what is damaged.
+        if self._held is not None and not selection.whole:
             reachable |= set(read_reachability(target.opened, self._held))
         complete = self._is_complete(reachable)
         self.partial = not complete

@@ -179,6 +179,18 @@ def test_silence_adds_up_over_collections_that_find_nothing_to_do(site: Site) ->
     assert not list(site.backend.list("sessions")) and not list(site.backend.list("pins"))
 
 
+def test_what_an_earlier_collection_condemned_leaves_nothing(site: Site, tmp_path: Path) -> None:
+    """Its packs go in the last round of the next one, which then still has index pieces to remove."""
+    registry = site.registry()
+    model, first = tip(registry)
+    commit(registry, tmp_path / "tree")
+    registry.append(lambda _: Tombstone(model, (first,), 0, "test"))
+    Collector(registry, Options(condemn_only=True, unused=0.0)).run()
+    Collector(registry, Options(unused=0.0)).run()
+    again = Collector(site.registry(), Options(unused=0.0)).run()
+    assert (again.rounds, again.objects_deleted) == (0, 0)
+
+
 def test_what_is_gone_is_not_watched_any_more(site: Site, tmp_path: Path) -> None:
     registry, notes = site.registry(), tmp_path / "notes"
     silence = Silence(notes, site.clock, 900.0, 30.0)

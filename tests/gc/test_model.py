@@ -291,9 +291,10 @@ def test_the_collector_stands_it(play: Play, scene: Callable[[Play], None]) -> N
 class NoFloor(Collector):
     """Deletes right after it has condemned."""
 
-    def _sweep(self) -> None:
+    def _sweep(self) -> bool:
         state = self._registry.refresh()
         self._delete(sorted(state.condemned), sorted(state.condemned_objects))
+        return False
 
     def _tell_swept(self, deleted: list[int | bytes]) -> None:
         """The fold would not take it."""

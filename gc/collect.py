@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from cairn.core.errors import Overtaken, PlanVoid, RefusedError, StorageError, TryAgain
+from cairn.core.errors import IntegrityError, Overtaken, PlanVoid, RefusedError, StorageError, TryAgain
 from cairn.core.ids import SessionId
 from cairn.core.limits import (
     GC_LOOK_SECONDS_MAX,
@@ -194,14 +194,23 @@ class Collector:
         self._silence.keep()
         self._sizes = observed.objects
         options = self._options
-        return make_plan(
-            self._registry,
-            observed,
-            self._counted,
-            drops=drops,
-            unused=options.unused,
-            repack_bytes=options.repack_bytes,
-        )
+        try:
+            return make_plan(
+                self._registry,
+                observed,
+                self._counted,
+                drops=drops,
+                unused=options.unused,
+                repack_bytes=options.repack_bytes,
+            )
+        except IntegrityError:
+            if not self._went_on_since(observed.state.epoch):
+                raise
+        return self._observe_and_plan(drops)
+
+    def _went_on_since(self, epoch: int) -> bool:
+        """Whether another collection has condemned something, and may have deleted a list that was to be read."""
+        return self._registry.refresh().epoch != epoch
 
     # --- condemn ------------------------------------------------------------------------------------
 
@@ -214,6 +223,10 @@ class Collector:
                 self._progress.stage("condemn")
                 registry.append(lambda state: self._condemnation(state, plan, marked, copies))
         except (_Replan, Overtaken):
+            return False
+        except IntegrityError:
+            if not self._went_on_since(plan.epoch):
+                raise
             return False
         self.done.rounds += 1
         self.done.bytes_copied += copies.size

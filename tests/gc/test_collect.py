@@ -208,6 +208,7 @@ def test_a_session_given_up_wrongly_costs_a_retry(site: Site, tree: Callable[[in
     assert save.written.packs[0].name not in site.names("pack")
     with pytest.raises(ConflictError, match="given up"):
         late.settle()
+    late.end()
 
 
 def test_a_pin_defers_what_its_reader_reads(site: Site, tree: Callable[[int], Path], tmp_path: Path) -> None:

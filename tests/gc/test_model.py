@@ -279,7 +279,20 @@ def comes_after_a_collection(play: Play) -> None:
     play.end()
 
 
-SCENES = [takes_its_time, comes_amid_a_plan, comes_after_a_collection]
+def deletes_what_another_marks(play: Play) -> None:
+    """While a collector reads what checkpoints need, one of them is dropped, and another collector takes it away."""
+    play.save([1]).finish()
+    play.save([2]).finish()
+    play.delete(0).finish()
+    collection = play.collect(unused=0.0)
+    assert collection.until("read", ".reach")
+    play.end_deletion(0, restore=False).finish()
+    play.collect(unused=0.0).finish()
+    collection.finish()
+    play.end()
+
+
+SCENES = [takes_its_time, comes_amid_a_plan, comes_after_a_collection, deletes_what_another_marks]
 
 
 @pytest.mark.parametrize("scene", SCENES)

@@ -13,6 +13,7 @@ from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.delivery import Delivery, Selection
 from cairn.registry.entries import ModelCreate
 from cairn.registry.fold import BRANCH
+from cairn.registry.fullness import telling_usage
 from cairn.registry.modelkeys import import_model_keys
 from cairn.registry.models import model_name, move_ref, ref_kind, ref_value
 from cairn.registry.names import LATEST, MAIN, check_ref_name, model_tag
@@ -80,7 +81,13 @@ def send(
         RefMoved: the target's ref has something that the source does not know; nothing was changed.
         ConflictError: the target has another model of this name.
         IntegrityError: the source lacks something, or holds it damaged.
+        StorageFull: the target has no room; what was sent is kept for the next try.
     """
+    with telling_usage(target):
+        return _send(source, target, selector, options, progress)
+
+
+def _send(source: Registry, target: Registry, selector: str, options: SendOptions, progress: Progress | None) -> Sent:
     if not options.reseal:
         check_same_tenant(source, target)
     source.refresh()

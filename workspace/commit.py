@@ -22,6 +22,7 @@ from cairn.manifests.dtypes import nbytes
 from cairn.manifests.schema import ComponentRoot, FileEntry, Parent, TensorEntry
 from cairn.registry.checkpoint import CheckpointManifest, split_digests
 from cairn.registry.fold import TAG
+from cairn.registry.fullness import telling_usage
 from cairn.registry.location import FOLDER
 from cairn.registry.manifestwriter import ManifestWriter
 from cairn.registry.models import CommitMeta, ensure_model, find_model, open_meta, ref_kind, ref_value
@@ -100,12 +101,14 @@ def commit(
     Raises:
         BadInput, InputChanged: the tree cannot be stored as it is.
         RefMoved: another writer moved the branch meanwhile.
+        StorageFull: no room; nothing was changed, and what was uploaded is left over.
     """
     check_model_name(model_name)
     check_ref_name(options.branch)
     _check_options(options)
     registry.signer()
-    return _Commit(registry, path, model_name, options, progress or Silent()).run()
+    with telling_usage(registry):
+        return _Commit(registry, path, model_name, options, progress or Silent()).run()
 
 
 def _check_options(options: CommitOptions) -> None:

@@ -2,6 +2,7 @@
 
 PYTHON ?= $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python3)
 WORKERS ?= 2
+SOAK_SECONDS ?= 600
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-s3 check bench clean
+.PHONY: help venv demo test test-s3 soak check bench clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 14
@@ -26,6 +27,10 @@ test: $(READY) ## run all tests; WORKERS=0 in one process
 test-s3: $(READY) ## repeat the tests of S3 on another server; S3_SERVER=SCRIPT starts, names and ends it
 	@test -x "$(S3_SERVER)" || { echo "set S3_SERVER to a script with start DIR, env DIR and purge DIR" >&2; exit 2; }
 	S3_SERVER=$(abspath $(S3_SERVER)) $(BIN)/pytest -m s3
+
+soak: $(READY) ## writers, readers, a collector and a killer for SOAK_SECONDS in a folder, then on an S3 server
+	$(BIN)/python -m tests.soak.run --seconds $(SOAK_SECONDS)
+	$(BIN)/python -m tests.soak.run --seconds $(SOAK_SECONDS) --s3
 
 check: $(READY) ## lint, format, types, layering
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from cairn.cli.opening import PlainPath, open_registry, store_options
-from cairn.cli.output import emit, emit_json, safe, size
+from cairn.cli.output import count, emit, emit_json, safe, size
 from cairn.cli.progress import ProgressBar
 from cairn.core.errors import UsageError
 from cairn.core.ids import short
@@ -57,13 +57,13 @@ def command(
         if form == _FILES:
             plain = checkout(registry, model, checkpoint, destination, progress)
             facts: dict[str, Any] = structs.asdict(plain)
-            text = f"{plain.files} files"
+            text = count(plain.files, "file")
         else:
             from cairn.workspace.export import SHARD_BYTES, ExportOptions, export
 
             options = ExportOptions(form, components, shard_bytes or SHARD_BYTES)
             made = export(registry, model, checkpoint, destination, options, progress)
-            text = f"{made.tensors} tensors and {made.values} values in {made.files} files"
+            text = f"{count(made.tensors, 'tensor')} and {count(made.values, 'value')} in {count(made.files, 'file')}"
             facts = structs.asdict(made)
     del facts["requests"]
     if as_json:

@@ -5,9 +5,9 @@ from pathlib import Path
 import click
 
 from cairn.cli.opening import PlainPath, ask_passphrase, store_choice, store_options
-from cairn.cli.output import emit, emit_json, note, safe, size
+from cairn.cli.output import count, emit, emit_json, note, safe, size
 from cairn.cli.progress import ProgressBar
-from cairn.cli.sending import COMPONENTS, selection_of
+from cairn.cli.sending import COMPONENTS, left_out, selection_of
 
 
 @click.command()
@@ -15,9 +15,12 @@ from cairn.cli.sending import COMPONENTS, selection_of
 @click.argument("folder", metavar="DIR", type=PlainPath(path_type=Path))
 @click.argument("selectors", metavar="[MODEL[@REF]]...", nargs=-1)
 @click.option("--only", multiple=True, type=click.Choice(COMPONENTS), help="Leave other components out.")
+@click.option("--history", is_flag=True, help="Fetch the checkpoints behind them too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @store_options
-def command(url: str, folder: Path, selectors: tuple[str, ...], only: tuple[str, ...], as_json: bool) -> None:
+def command(
+    url: str, folder: Path, selectors: tuple[str, ...], only: tuple[str, ...], history: bool, as_json: bool
+) -> None:
     """Make a store in DIR/.cairn of the tenant of the one at URL, which becomes its remote `origin`.
 
     Brings the named checkpoints, or all branches and tags of all models. --key-file names the key of the store at URL.
@@ -27,7 +30,7 @@ def command(url: str, folder: Path, selectors: tuple[str, ...], only: tuple[str,
     key_file = store_choice().key_file
     with ProgressBar(as_json) as progress:
         path = Path(key_file) if key_file else None
-        result = clone(url, folder, selectors, path, ask_passphrase, progress, selection_of(only))
+        result = clone(url, folder, selectors, path, ask_passphrase, progress, selection_of(only), history)
     if as_json:
         emit_json(
             {
@@ -36,9 +39,12 @@ def command(url: str, folder: Path, selectors: tuple[str, ...], only: tuple[str,
                 "key_file": str(result.key_file),
                 "refs": result.refs,
                 "bytes_fetched": result.bytes_fetched,
+                "older_left": result.older_left,
             }
         )
         return
     emit(f"cloned {safe(url)} into {safe(result.location)}")
-    emit(f"  {len(result.refs)} branches and tags, {size(result.bytes_fetched)} fetched")
+    emit(f"  {count(len(result.refs), 'branch or tag', 'branches and tags')}, {size(result.bytes_fetched)} fetched")
+    if result.older_left:
+        emit(f"  {left_out(result.older_left)}: 'cairn pull MODEL@REF --history' in it brings them")
     note(f"Its key lies in {safe(str(result.key_file))}: copy it to a safe place.")

@@ -9,7 +9,7 @@ import click
 
 from cairn.cli import memo
 from cairn.cli.opening import PlainPath, open_registry, store_options
-from cairn.cli.output import emit, json_text, note, safe, size
+from cairn.cli.output import count, emit, json_text, note, safe, size
 from cairn.cli.progress import ProgressBar
 from cairn.core.errors import StorageError
 from cairn.core.ids import short
@@ -112,8 +112,8 @@ def _text(result: "CommitResult", model: str, form: str) -> str:
         return f"unchanged: still {short(result.checkpoint)}"
     return (
         f"{safe(model)} is now {short(result.checkpoint)}\n"
-        f"  {result.files} files, {result.tensors} tensors, {size(result.bytes_logical)}: "
-        f"{size(counts.bytes_new)} new in {counts.chunks_new} chunks, "
+        f"  {count(result.files, 'file')}, {count(result.tensors, 'tensor')}, {size(result.bytes_logical)}: "
+        f"{size(counts.bytes_new)} new in {count(counts.chunks_new, 'chunk')}, "
         f"{size(counts.bytes_reused)} reused in {counts.chunks_reused}"
     )
 

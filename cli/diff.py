@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cairn.cli.opening import open_registry, store_options
-from cairn.cli.output import emit, emit_json, safe
+from cairn.cli.output import count, emit, emit_json, safe
 
 if TYPE_CHECKING:
     from cairn.manifests.diff import TensorChange
@@ -44,11 +44,13 @@ def command(old: str, new: str, as_json: bool) -> None:
         emit(f"{value.kind:<9} value  {safe(str(value.key))}")
     for file in result.files:
         emit(f"{file.kind:<9} file   {safe(os.fsdecode(file.path))}")
-    others = f"; {len(result.values)} values differ" if result.values else ""
-    emit(
-        f"{len(result.tensors)} tensors differ, {result.tensors_equal} are equal{others}; "
-        f"{len(result.files)} files differ"
-    )
+    others = f"; {_differing(len(result.values), 'value')}" if result.values else ""
+    equal = f"{result.tensors_equal} {'is' if result.tensors_equal == 1 else 'are'} equal"
+    emit(f"{_differing(len(result.tensors), 'tensor')}, {equal}{others}; {_differing(len(result.files), 'file')}")
+
+
+def _differing(number: int, noun: str) -> str:
+    return f"{count(number, noun)} {'differs' if number == 1 else 'differ'}"
 
 
 def _detail(change: "TensorChange") -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cairn.cli.opening import open_registry, store_options
-from cairn.cli.output import emit, emit_json, safe, when
+from cairn.cli.output import PARTIAL, emit, emit_json, safe, when
 from cairn.core.ids import short
 
 if TYPE_CHECKING:
@@ -38,18 +38,20 @@ def command(selector: str, number: int | None, as_json: bool, quiet: bool) -> No
             continue
         step = f"step {line.meta.step}" if line.meta.step is not None else ""
         refs = f"({', '.join(map(safe, names[line.id]))})" if line.id in names else ""
-        emit(
-            "  ".join(filter(None, (short(line.id), when(line.state.claimed_at), step, refs, safe(line.meta.message))))
-        )
+        partial = PARTIAL if line.state.partial else ""
+        cells = (short(line.id), when(line.saved_at), step, refs, partial, safe(line.meta.message))
+        emit("  ".join(filter(None, cells)))
 
 
 def _as_json(line: "LogLine", names: list[str]) -> dict[str, object]:
     return {
         "checkpoint": line.id.hex(),
-        "parent": line.state.parent.hex() if line.state.parent else None,
+        "parent": line.parent.hex() if line.parent else None,
         "step": line.meta.step,
         "message": line.meta.message,
         "refs": names,
+        "partial": line.state.partial,
+        "saved_at_ns": line.saved_at,
         "claimed_at_ns": line.state.claimed_at,
         "actor": line.state.actor.hex(),
         "entry": line.state.n,

@@ -5,7 +5,7 @@ import os
 import click
 
 from cairn.cli.opening import open_registry, store_options
-from cairn.cli.output import emit, emit_json, safe, size, table
+from cairn.cli.output import PARTIAL, emit, emit_json, note, safe, size, table
 from cairn.core.ids import short
 
 
@@ -38,7 +38,16 @@ def _models(as_json: bool, quiet: bool) -> None:
                 name = f"<unreadable: {error.message}>"
             tip = ref_value(registry, model, MAIN)
             main = tip.hex() if tip else None
-            rows.append({"name": name, "model": model.hex(), "checkpoints": len(state.checkpoints), "main": main})
+            partial = tip in state.checkpoints and state.checkpoints[tip].partial
+            rows.append(
+                {
+                    "name": name,
+                    "model": model.hex(),
+                    "checkpoints": len(state.checkpoints),
+                    "main": main,
+                    "partial": partial,
+                }
+            )
     rows.sort(key=lambda row: str(row["name"]))
     if as_json:
         emit_json(rows)
@@ -46,8 +55,14 @@ def _models(as_json: bool, quiet: bool) -> None:
         for row in rows:
             emit(str(row["model"]))
     else:
-        cells = [[str(r["name"]), str(r["main"] or "-")[:12], str(r["checkpoints"]), str(r["model"])] for r in rows]
-        table(("MODEL", "MAIN", "CHECKPOINTS", "ID"), cells)
+        table(("MODEL", "MAIN", "CHECKPOINTS", "ID"), map(_cells, rows))
+        if not rows:
+            note("no models: 'cairn commit PATH MODEL' or 'cairn pull MODEL' brings the first")
+
+
+def _cells(row: dict[str, object]) -> list[str]:
+    main = str(row["main"] or "-")[:12] + (f" {PARTIAL}" if row["partial"] else "")
+    return [str(row["name"]), main, str(row["checkpoints"]), str(row["model"])]
 
 
 def _files(selector: str, as_json: bool, quiet: bool) -> None:
@@ -56,17 +71,27 @@ def _files(selector: str, as_json: bool, quiet: bool) -> None:
 
     with open_registry() as registry:
         model, checkpoint = resolve(registry, selector)
-        entries = [entry for entry in CheckpointManifest(registry, model, checkpoint).files() if entry.part == 0]
+        manifest = CheckpointManifest(registry, model, checkpoint)
+        entries, partial = [entry for entry in manifest.files() if entry.part == 0], manifest.state.partial
     if as_json:
         emit_json(
             [
-                {"path": os.fsdecode(e.path), "kind": e.kind, "size": e.size, "mode": e.mode, "container": e.container}
+                {
+                    "path": os.fsdecode(e.path),
+                    "kind": e.kind,
+                    "size": e.size,
+                    "mode": e.mode,
+                    "container": e.container,
+                    "partial": partial,
+                }
                 for e in entries
             ]
         )
         return
     if not quiet:
-        emit(f"checkpoint {short(checkpoint)}")
+        emit(f"checkpoint {short(checkpoint)}" + (f" {PARTIAL}" if partial else ""))
+        if not entries:
+            note("no files: 'cairn show --tensors' lists the tensors")
     for entry in entries:
         name = safe(os.fsdecode(entry.path)) + ("/" if entry.kind == "folder" else "")
         link = f" -> {safe(os.fsdecode(entry.target))}" if entry.kind == "link" else ""

@@ -7,6 +7,9 @@ from typing import Any
 
 import click
 
+# Marks a checkpoint that is here in part.
+PARTIAL = "[partial]"
+
 
 def safe(text: str) -> str:
     """Text of a foreign hand for a terminal: control characters, and what could redraw a line, are escaped."""
@@ -41,6 +44,11 @@ def size(count: int | float) -> str:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
     return f"{amount:.1f} TiB"
+
+
+def count(number: int, noun: str, several: str = "") -> str:
+    """A number of things; `several` is the plural of a noun that does not just take an s."""
+    return f"{number} {noun if number == 1 else several or noun + 's'}"
 
 
 def when(claimed_at_ns: int) -> str:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from cairn.cli.opening import open_registry
-from cairn.cli.output import emit, emit_json, safe, table
+from cairn.cli.output import emit, emit_json, note, safe, table
 from cairn.core.errors import RefMoved, RefusedError, UsageError
 from cairn.core.ids import short
 from cairn.registry.names import MAIN
@@ -43,6 +43,9 @@ def _list(request: RefRequest) -> None:
         emit_json([{"name": ref.name, "checkpoint": ref.checkpoint.hex()} for ref in refs])
     else:
         table((request.kind.upper(), "CHECKPOINT"), [(ref.name, short(ref.checkpoint)) for ref in refs])
+        if not refs:
+            several = {"tag": "tags", "branch": "branches"}[request.kind]
+            note(f"no {several}: 'cairn {request.kind} MODEL[@REF] NAME' makes one")
 
 
 def _delete(request: RefRequest, name: str) -> None:

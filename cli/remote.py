@@ -40,8 +40,9 @@ def add(name: str, url: str, create: bool, remote_key_file: str | None) -> None:
             check_same_tenant(registry, other)
         finally:
             other.close()
-        remotes.add(name, Remote.at(url, key_file))
-    emit(f"remote {name} is {safe(url)}")
+        remote = Remote.at(url, key_file)
+        remotes.add(name, remote)
+    emit(f"remote {name} is {safe(remote.url)}")
 
 
 @command.command("list")
@@ -57,6 +58,8 @@ def show(as_json: bool) -> None:
         emit_json({name: {"url": remote.url, "key_file": remote.key_file or None} for name, remote in known.items()})
         return
     table(("name", "url"), [(name, remote.url) for name, remote in known.items()])
+    if not known:
+        note("no remotes: 'cairn remote add NAME URL' names one, with --create it makes the store too")
 
 
 @command.command("remove")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cairn.cli.opening import open_registry, store_options
-from cairn.cli.output import emit, emit_json, safe, size, table, when
+from cairn.cli.output import count, emit, emit_json, safe, size, table, when
 
 if TYPE_CHECKING:
     from cairn.registry.envelope import Envelope, RankReport
@@ -35,7 +35,7 @@ def command(selector: str, as_json: bool) -> None:
         emit_json({"checkpoint": checkpoint.hex(), **_facts(envelope)})
         return
     emit(f"checkpoint {checkpoint.hex()}")
-    emit(f"committed  {when(envelope.committing_at)} by {len(envelope.ranks)} ranks")
+    emit(f"committed  {when(envelope.committing_at)} by {count(len(envelope.ranks), 'rank')}")
     for note in (*envelope.notes, *(f"rank {one.rank}: {note}" for one in envelope.ranks for note in one.notes)):
         emit(f"note       {safe(note)}")
     emit("")

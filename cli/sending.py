@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cairn.cli.opening import ask_passphrase, open_registry, store_options
-from cairn.cli.output import emit, emit_json, safe, size
+from cairn.cli.output import count, emit, emit_json, note, safe, size
 from cairn.cli.progress import ProgressBar
 from cairn.core.ids import short
 
@@ -30,7 +30,8 @@ def sending_options(command: Command) -> Command:
             click.option("--to", default="", metavar="BRANCH", help="Branch on the other side (default: same name)."),
             click.option("--only", multiple=True, type=click.Choice(COMPONENTS), help="Leave other components out."),
             click.option("--tensors", multiple=True, metavar="GLOB", help="Of tensors, only those of these names."),
-            click.option("--rebase", is_flag=True, help="Append to a branch that has moved to something unknown here."),
+            click.option("--history", is_flag=True, help="Bring the checkpoints behind it too, oldest first."),
+            click.option("--rebase", is_flag=True, help="Append to a branch that has something unknown to the sender."),
             click.option("--repair", is_flag=True, help="Read all of it on the other side; send again what fails."),
             click.option("--reseal", is_flag=True, help="Between tenants: write it anew under the other's keys."),
             click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
@@ -49,6 +50,7 @@ def run(
     to: str,
     only: tuple[str, ...],
     tensors: tuple[str, ...],
+    history: bool,
     rebase: bool,
     repair: bool,
     reseal: bool,
@@ -58,7 +60,7 @@ def run(
     """Send one way or the other."""
     from cairn.registry.sync import SendOptions, send
 
-    options = SendOptions(to, selection_of(only, tensors), rebase, repair, reseal)
+    options = SendOptions(to, selection_of(only, tensors), rebase, repair, reseal, history)
     with open_registry() as here, open_other(here, remote) as there, ProgressBar(quiet or as_json) as progress:
         source, target = (here, there) if push else (there, here)
         sent = send(source, target, selector, options, progress)
@@ -69,6 +71,10 @@ def run(
         emit_json(_as_json(sent))
     else:
         emit(_text(sent, selector, where, "sent" if push else "fetched"))
+    if push and sent.appended_to:
+        theirs = f"{selector.rpartition('@')[0] or selector}@{short(sent.appended_to)}"
+        note(f"note: it was appended to {short(sent.appended_to)}, which this store does not have")
+        note(f"next:  {safe(' '.join(filter(None, ('cairn pull', theirs, remote))))} --to BRANCH brings that here")
 
 
 def selection_of(only: Iterable[str], tensors: tuple[str, ...] = ()) -> "Selection":
@@ -96,17 +102,28 @@ def open_other(registry: "Registry", name: str) -> "Iterator[Registry]":
 
 def _text(sent: "Sent", selector: str, where: str, done: str) -> str:
     counts, name = sent.counts, f"{selector.rpartition('@')[0] or selector}@{sent.ref}"
-    if not sent.created and sent.before == sent.checkpoint and not counts.chunks_new:
-        return f"{safe(name)} is {short(sent.checkpoint)} in {safe(where)} already"
-    lines = [
-        f"{safe(name)} is now {short(sent.checkpoint)} in {safe(where)}",
-        f"  {size(counts.bytes_stored)} {done} in {counts.chunks_new} chunks",
-    ]
+    if sent.ahead:
+        lines = [f"{safe(name)} in {safe(where)} is ahead of {short(sent.checkpoint)} and stays"]
+    elif not sent.created and sent.before == sent.checkpoint and (sent.older_brought or not counts.chunks_new):
+        lines = [f"{safe(name)} is {short(sent.checkpoint)} in {safe(where)} already"]
+    else:
+        lines = [f"{safe(name)} is now {short(sent.checkpoint)} in {safe(where)}"]
+    if sent.created or counts.chunks_new:
+        lines.append(f"  {size(counts.bytes_stored)} {done} in {count(counts.chunks_new, 'chunk')}")
     if sent.bytes_resumed:
         lines.append(f"  {size(sent.bytes_resumed)} had been {done} by an interrupted run")
     if sent.partial:
         lines.append("  in part: the rest was left out")
+    if sent.older_brought:
+        lines.append(f"  {count(sent.older_brought, 'older checkpoint')} came along")
+    if sent.older_left:
+        lines.append(f"  {left_out(sent.older_left)}: --history brings them")
     return "\n".join(lines)
+
+
+def left_out(number: int) -> str:
+    """What a transfer says of checkpoints that lie behind those that it brought."""
+    return f"{count(number, 'older checkpoint')} left out"
 
 
 def _as_json(sent: "Sent") -> dict[str, object]:
@@ -121,4 +138,7 @@ def _as_json(sent: "Sent") -> dict[str, object]:
         "bytes_sent": sent.counts.bytes_stored,
         "bytes_resumed": sent.bytes_resumed,
         "partial": sent.partial,
+        "appended_to": sent.appended_to.hex() if sent.appended_to else None,
+        "older_brought": sent.older_brought,
+        "older_left": sent.older_left,
     }

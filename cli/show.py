@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cairn.cli.opening import open_registry, store_options
-from cairn.cli.output import emit, emit_json, safe, size, table, when
+from cairn.cli.output import count, emit, emit_json, safe, size, table, when
 
 if TYPE_CHECKING:
     from cairn.registry.checkpoint import CheckpointManifest
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 def command(selector: str, tensors: bool, plan: str | None, as_json: bool) -> None:
     """Show the facts of a checkpoint, and its tensors."""
     from cairn.manifests.dtypes import nbytes
+    from cairn.manifests.schema import TensorEntry
     from cairn.registry.checkpoint import CheckpointManifest
-    from cairn.registry.models import open_meta
+    from cairn.registry.models import open_meta, saved_at
     from cairn.registry.selectors import resolve
 
     with open_registry() as registry:
@@ -30,15 +31,20 @@ def command(selector: str, tensors: bool, plan: str | None, as_json: bool) -> No
         manifest = CheckpointManifest(registry, model, checkpoint)
         meta = open_meta(registry, model, manifest.state)
         roots = {component: manifest.root(component) for component in manifest.components}
-        entries = list(manifest.tensors()) if tensors else []
+        absent = [component.name.lower() for component in manifest.absent()]
+        entries = [entry for entry in manifest.entries() if isinstance(entry, TensorEntry)] if tensors else []
         reading = _plan(registry, manifest, plan) if plan else None
     facts: dict[str, Any] = {
         "checkpoint": checkpoint.hex(),
         "model": model.hex(),
         "step": meta.step,
         "message": meta.message,
+        "saved_at_ns": saved_at(manifest.state, meta),
         "claimed_at_ns": manifest.state.claimed_at,
         "actor": manifest.state.actor.hex(),
+        "entry": manifest.state.n,
+        "partial": manifest.state.partial,
+        "absent": absent,
         "parents": [{"relation": p.relation, "checkpoint": p.checkpoint.hex()} for p in manifest.body.parents],
         "exactness": manifest.body.exactness,
         "components": {
@@ -62,7 +68,11 @@ def command(selector: str, tensors: bool, plan: str | None, as_json: bool) -> No
         return
     emit(f"checkpoint {checkpoint.hex()}")
     emit(f"model      {model.hex()}")
-    emit(f"claimed    {when(manifest.state.claimed_at)} by {manifest.state.actor.hex()[:12]}")
+    emit(f"saved      {when(facts['saved_at_ns'])}")
+    emit(f"logged     {when(manifest.state.claimed_at)} by {manifest.state.actor.hex()[:12]}, entry {manifest.state.n}")
+    if manifest.state.partial:
+        without = f", without {', '.join(absent)}" if absent else ""
+        emit(f"partial    here in part{without}: 'cairn pull MODEL@REF' brings the rest")
     if meta.step is not None:
         emit(f"step       {meta.step}")
     if meta.message:
@@ -72,7 +82,7 @@ def command(selector: str, tensors: bool, plan: str | None, as_json: bool) -> No
     if manifest.body.exactness:
         emit(f"exactness  {safe(manifest.body.exactness)}")
     for component, root in roots.items():
-        emit(f"{component.name.lower():<10} {root.entries} entries, {size(root.bytes_logical)}")
+        emit(f"{component.name.lower():<10} {count(root.entries, 'entry', 'entries')}, {size(root.bytes_logical)}")
     if rows:
         emit("")
         table(
@@ -82,7 +92,7 @@ def command(selector: str, tensors: bool, plan: str | None, as_json: bool) -> No
     if reading:
         emit("")
         emit(
-            f"rank {plan} wants {size(reading['bytes_wanted'])}: {reading['requests']} reads, "
+            f"rank {plan} wants {size(reading['bytes_wanted'])}: {count(reading['requests'], 'read')}, "
             f"{size(reading['bytes_read'])}, {reading['amplification']:.3f} times what it wants"
         )
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cairn.cli.opening import open_registry, store_options
-from cairn.cli.output import emit, emit_json, note, safe, size
+from cairn.cli.output import count, emit, emit_json, note, safe, size
 
 if TYPE_CHECKING:
     from cairn.gc.usage import Usage
@@ -53,13 +53,13 @@ def _render(used: "Usage") -> None:
     rows = [
         ("models", str(used.models)),
         ("checkpoints", f"{used.checkpoints}, {size(used.bytes_logical)} if each stood alone"),
-        ("log", f"{used.log_entries} entries"),
+        ("log", count(used.log_entries, "entry", "entries")),
         ("packs", f"{used.packs}, {size(used.bytes_packs)}"),
-        ("  reachable", f"{size(used.bytes_reachable)} in {used.chunks} chunks and pages"),
+        ("  reachable", f"{size(used.bytes_reachable)} in {count(used.chunks, 'chunk or page', 'chunks and pages')}"),
         ("  restorable", f"{size(used.bytes_restorable)} of deleted checkpoints"),
         ("  unreferenced", size(used.bytes_unreferenced)),
         ("other objects", size(used.bytes_other)),
-        ("leftovers", f"{used.leftover_objects} objects, {size(used.leftover_bytes)}"),
+        ("leftovers", f"{count(used.leftover_objects, 'object')}, {size(used.leftover_bytes)}"),
         ("reclaimable", f"{size(used.bytes_reclaimable)}: unreferenced and leftovers"),
         ("pending", f"{size(used.bytes_pending)}, condemned and not deleted yet"),
         ("dedup ratio", f"{used.dedup_ratio:.2f}"),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cairn.cli.output import emit, note, safe, size
+from cairn.cli.output import count, emit, note, safe, size
 
 if TYPE_CHECKING:
     from cairn.gc.repair import Mended
@@ -63,7 +63,13 @@ def render(report: "VerifyReport", mended: "Sequence[Mended]", repair: bool) -> 
 
 
 def _verdict(report: "VerifyReport") -> str:
-    checked = f"{report.checkpoints} checkpoints, {report.chunks} chunks and pages, {report.objects} objects"
+    checked = ", ".join(
+        (
+            count(report.checkpoints, "checkpoint"),
+            count(report.chunks, "chunk or page", "chunks and pages"),
+            count(report.objects, "object"),
+        )
+    )
     read = f", {size(report.bytes_read)} of chunks read" if report.depth != "quick" else ""
     if report.depth == "sampled":
         read += f", a sample of seed {report.seed}"
@@ -71,7 +77,8 @@ def _verdict(report: "VerifyReport") -> str:
         return f"intact: {checked}{read}"
     objects = len({problem.object for problem in report.errors})
     affected = len({problem.checkpoint for problem in report.errors if problem.checkpoint})
-    return f"DAMAGED: {objects} objects, {affected} affected checkpoints (checked: {checked}{read})"
+    hit = f"{count(objects, 'object')}, {count(affected, 'affected checkpoint')}"
+    return f"DAMAGED: {hit} (checked: {checked}{read})"
 
 
 def _render_notes(report: "VerifyReport") -> None:
@@ -81,12 +88,15 @@ def _render_notes(report: "VerifyReport") -> None:
     for text in report.notes:
         note(f"note: {safe(text)}")
     if report.packs_remembered:
-        note(f"note: {report.packs_remembered} packs were read by the interrupted run that this one went on with")
+        read = count(report.packs_remembered, "pack")
+        note(f"note: the interrupted run that this one went on with had read {read}")
     if report.leftover_objects:
-        left = f"{report.leftover_objects} objects ({size(report.leftover_bytes)})"
-        note(f"note: {left} belong to no checkpoint: interrupted writers left them, or a writer is at work")
+        left = f"{count(report.leftover_objects, 'object')} ({size(report.leftover_bytes)})"
+        verb = "belongs" if report.leftover_objects == 1 else "belong"
+        note(f"note: {left} {verb} to no checkpoint: interrupted writers left them, or a writer is at work")
     if report.chunks_unnamed:
-        note(f"note: {report.chunks_unnamed} chunks are named by no readable manifest; only their headers were checked")
+        unnamed = count(report.chunks_unnamed, "chunk")
+        note(f"note: only the headers were checked of {unnamed} that no readable manifest names")
 
 
 def _render_next(report: "VerifyReport", repair: bool) -> None:

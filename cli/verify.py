@@ -9,7 +9,7 @@ import click
 
 from cairn.cli import exits
 from cairn.cli.opening import StoreChoice, ask_passphrase, store_location, store_options
-from cairn.cli.output import emit, emit_json, note, safe
+from cairn.cli.output import count, emit, emit_json, note, safe
 from cairn.cli.progress import ProgressBar
 from cairn.cli.verified import as_json as facts_of
 from cairn.cli.verified import render
@@ -77,7 +77,7 @@ def command(
     else:
         render(report, run.mended, repair)
         if record:
-            note(f"recorded: {run.recorded} checkpoints were found whole")
+            note(f"recorded as whole: {count(run.recorded, 'checkpoint')}")
     return exits.OK if report.ok else exits.INTEGRITY
 
 

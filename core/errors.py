@@ -133,6 +133,12 @@ class ObjectNotFound(NotFoundError):
     code = "object-not-found"
 
 
+class TensorNotFound(NotFoundError, KeyError):
+    """A checkpoint has no tensor of that name, or has it only where the checkpoint was brought from."""
+
+    code = "tensor-not-found"
+
+
 class GoneError(NotFoundError):
     """It existed and was deleted on purpose."""
 

@@ -24,6 +24,20 @@ LOG_APPEND_RACES_MAX = 256
 # Repeats of the same bytes after a lost answer, with doubling waits of 50 ms .. 5 s: about 30 s.
 LOG_APPEND_REPEATS_MAX = 12
 
+# Entries of one bundle: 256 of some kilobytes are one read that costs little more than its request.
+BUNDLE_ENTRIES = 256
+# A range of longer entries has no bundle: from 64 KiB an entry on, reading them together gains little.
+BUNDLE_BYTES_MAX = 16 * MIB
+# Bundles fetched at once: 64 MiB at most, in general 2.
+BUNDLE_READS_AT_ONCE = 4
+# A fold snapshot is due when the newest is so many entries behind. Replaying these takes 0.1 to 0.2 s, about what the
+# start of a command takes; and each snapshot holds the whole state, so that many of them would be many bytes.
+SNAPSHOT_ENTRIES = 1024
+# The newest may be damaged, and whoever has listed the one before still wants to read it.
+SNAPSHOTS_KEPT = 2
+# Snapshots that one opening tries: those kept, and as many that others put there or left.
+SNAPSHOTS_TRIED_MAX = 4
+
 # --- Remote storage ---------------------------------------------------------------------------
 # One request: this long without an answer, and so many bytes a second at least; a pack then has 94 s.
 REMOTE_REQUEST_SECONDS = 30.0
@@ -132,11 +146,17 @@ SESSION_SILENCE_SECONDS = 900.0
 # --- Collection -------------------------------------------------------------------------------
 # Of what lives in packs, how much may lie beside it unneeded before the emptiest are repacked.
 GC_UNUSED_FRACTION = 0.05
-# One round: what it copies shields its session for minutes, not hours; 29 bytes an object are half of a log entry.
-GC_REPACK_BYTES_PER_ROUND = 64 * GIB
+# One round: what it copies needs room until the old packs are deleted; 29 bytes an object, and at most 10 a pack, are
+# half of a log entry.
+GC_REPACK_BYTES_PER_ROUND = 8 * GIB
+GC_PACKS_PER_ROUND = 100_000
 GC_OBJECTS_PER_ROUND = 60_000
 # Deleted objects that one `gc.swept` entry tells of: an interrupted collector deletes at most so many again.
 GC_SWEEP_BATCH = 1000
+# Index pieces smaller than this that stand one after the other are made one, when there are so many: a cold open then
+# reads few objects, and each entry is written anew a few times in its life.
+GC_MERGE_PIECE_BYTES_MAX = 8 * MIB
+GC_MERGE_PIECES_MIN = 16
 # Looks at the sessions that are waited for: so often, at most.
 GC_LOOK_SECONDS_MAX = 5.0
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from cairn.core.errors import Overtaken, PlanVoid, TryAgain
+from cairn.core.errors import Overtaken, PlanVoid, RefusedError, StorageError, TryAgain
 from cairn.core.ids import SessionId
 from cairn.core.limits import (
     GC_LOOK_SECONDS_MAX,
@@ -16,7 +16,10 @@ from cairn.core.limits import (
     GC_UNUSED_FRACTION,
 )
 from cairn.core.progress import Progress, Silent
+from cairn.gc.counted import Counted
 from cairn.gc.deferred import Deferral
+from cairn.gc.drops import drop, due_to_drop
+from cairn.gc.merging import merge_pieces
 from cairn.gc.observe import SeenSession, list_pins, list_sessions, observe
 from cairn.gc.plan import Marked, Plan, make_plan, update_plan
 from cairn.gc.repack import repack
@@ -27,6 +30,7 @@ from cairn.registry.entries import Condemn, Floor, ObjectRef, Swept
 from cairn.registry.numbers import ranges
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
+from cairn.registry.shortcuts import write_shortcuts
 from cairn.registry.state import State, name_of_key
 from cairn.registry.uploads import Uploads
 from cairn.store.crypto.objects import ObjectKind
@@ -61,20 +65,24 @@ class Collected:
 
     Args:
         rounds: that condemned something.
+        checkpoints_dropped: deleted ones that can no longer be restored.
         objects_deleted, bytes_deleted: what was deleted; bytes of packs by the log, of the rest by the listing.
         bytes_copied: what was repacked.
         objects_deferred: what stays condemned because a reader's pin protects it.
         unreadable: packs that could not be repacked, and why.
         sessions_ended: of dead writers, whose objects were removed.
+        pieces_merged: index pieces that went into others.
     """
 
     rounds: int = 0
+    checkpoints_dropped: int = 0
     objects_deleted: int = 0
     bytes_deleted: int = 0
     bytes_copied: int = 0
     objects_deferred: int = 0
     unreadable: dict[str, str] = field(default_factory=dict)
     sessions_ended: int = 0
+    pieces_merged: int = 0
 
 
 @dataclass(slots=True)
@@ -101,17 +109,16 @@ class Collector:
         self._registry, self._opened = registry, registry.opened
         self._options, self._progress = options or Options(), progress or Silent()
         state, home = registry.state, registry.opened.home
-        self._silence = Silence(home.watched_file(self._opened.store), self._opened.clock, state.silence_seconds)
+        self._silence = Silence(
+            home.watched_file(self._opened.store), self._opened.clock, state.silence_seconds, state.heartbeat_seconds
+        )
+        self._counted = Counted(self._opened)
         self._sizes: dict[bytes, int] = {}
         self.done = Collected()
 
-    def plan(self, drops: Iterable[tuple[bytes, bytes]] = ()) -> Plan:
-        """What the next round would do; changes nothing.
-
-        Args:
-            drops: deleted checkpoints that count as dropped.
-        """
-        return self._observe_and_plan(drops)[0]
+    def plan(self) -> Plan:
+        """What a collection would begin with, deleted checkpoints whose time is over being dropped; changes nothing."""
+        return self._observe_and_plan(due_to_drop(self._registry))[0]
 
     def run(self) -> Collected:
         """Collect until nothing is left to collect.
@@ -119,10 +126,17 @@ class Collector:
         Raises:
             TryAgain: older sessions did not end in time; what is condemned is left for a later run.
             IntegrityError: a reachability list cannot be read; nothing more was deleted.
+            RefusedError: the storage does not promise what collection needs.
         """
-        self._registry.check_writable()
+        self._check_may_collect()
+        self.done.checkpoints_dropped = len(drop(self._registry, due_to_drop(self._registry)))
+        if not self._options.condemn_only:
+            self.done.pieces_merged = merge_pieces(self._registry)
         for _ in range(_ROUNDS_MAX):
             plan, marked = self._observe_and_plan()
+            if plan.repacked and (plan.dead or plan.objects):
+                # What needs no copying goes first: on a full disk there is no room for copies before.
+                plan.repacked, plan.complete = [], False
             if not plan.empty and not self._condemn(plan, marked):
                 continue
             self._sweep()
@@ -137,10 +151,11 @@ class Collector:
         Raises:
             PlanVoid: something was made live since it was made, or another collection went on.
         """
-        self._registry.check_writable()
+        self._check_may_collect()
         state = self._registry.refresh()
         if state.live_n >= plan.length:
             raise PlanVoid(f"log entry {state.live_n} came after the plan; nothing was changed", hint="plan again")
+        self.done.checkpoints_dropped = len(drop(self._registry, plan.drops))
         fresh, marked = self._observe_and_plan()
         fresh.dead = [number for number in fresh.dead if number in set(plan.dead)]
         fresh.repacked = [number for number in fresh.repacked if number in set(plan.repacked)]
@@ -150,7 +165,19 @@ class Collector:
         self._sweep()
         return self._finish()
 
+    def _check_may_collect(self) -> None:
+        self._registry.check_writable()
+        if not self._opened.backend.capabilities.exclusive_create:
+            raise RefusedError(
+                f"{self._opened.backend.url} cannot create an object only if its name is free: collection is not safe",
+                hint="copy the store to storage with conditional writes, with 'cairn push'",
+            )
+
     def _finish(self) -> Collected:
+        self._counted.keep()
+        if not self._options.condemn_only:
+            with suppress(StorageError):  # they only save time
+                write_shortcuts(self._registry)
         self._clear_the_dead()
         self._opened.backend.reclaim("")
         return self.done
@@ -158,10 +185,16 @@ class Collector:
     def _observe_and_plan(self, drops: Iterable[tuple[bytes, bytes]] = ()) -> tuple[Plan, Marked]:
         self._progress.stage("mark")
         observed = observe(self._registry, self._silence, self._options.dead)
+        self._silence.keep()
         self._sizes = observed.objects
         options = self._options
         return make_plan(
-            self._registry, observed, drops=drops, unused=options.unused, repack_bytes=options.repack_bytes
+            self._registry,
+            observed,
+            self._counted,
+            drops=drops,
+            unused=options.unused,
+            repack_bytes=options.repack_bytes,
         )
 
     # --- condemn ------------------------------------------------------------------------------------
@@ -262,7 +295,7 @@ class Collector:
 
     def _older_sessions(self, epoch: int) -> list[SeenSession]:
         seen = list_sessions(self._opened, self._silence, self._options.dead)
-        self._silence.keep(f"{sessions.FOLDER}/{one.id.hex()}" for one in seen)
+        self._silence.keep()
         return [one for one in seen if one.epoch < epoch and not one.dead]
 
     def _delete(self, packs: list[int], keys: list[bytes]) -> None:

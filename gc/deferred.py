@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from cairn.core.errors import CairnError
-from cairn.gc.liveness import has, list_words
+from cairn.gc.liveness import has, list_words, union
 from cairn.gc.observe import list_pins
 from cairn.gc.silence import Silence
 from cairn.registry.indexing import locations_of
@@ -31,7 +31,7 @@ class Deferral:
                 except CairnError:
                     self._all = True  # what it protects cannot be told
                 else:
-                    self._words = np.union1d(self._words, words)
+                    self._words = union(self._words, words)
 
     def packs(self, condemned: Iterable[int]) -> set[int]:
         """Those of some condemned packs that hold a chunk or page of a pinned checkpoint."""

@@ -23,9 +23,11 @@ def examine(registry: Registry) -> list[Remark]:
     """Everything that a doctor says of a store that opens."""
     state = registry.refresh().copy()
     opened = registry.opened
-    silence = Silence(opened.home.watched_file(opened.store), opened.clock, state.silence_seconds)
+    silence = Silence(
+        opened.home.watched_file(opened.store), opened.clock, state.silence_seconds, state.heartbeat_seconds
+    )
     sessions = list_sessions(opened, silence)
-    silence.keep(f"sessions/{one.id.hex()}" for one in sessions)
+    silence.keep()
     return [
         Remark("store", FINE, _about(registry, state)),
         _log(state),

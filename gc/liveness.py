@@ -25,23 +25,22 @@ _WORDS = HASH_BYTES // 8
 
 
 class Needed:
-    """The ids that checkpoints need, by their first 8 bytes; lists are taken in one by one."""
+    """The ids that checkpoints need, by their first 8 bytes."""
 
-    def __init__(self) -> None:
-        self._words = np.zeros(0, np.uint64)
-        self._seen = set[bytes]()
+    def __init__(self, words: Array, lists: Iterable[bytes]) -> None:
+        """Take what lists of these names hold, ascending."""
+        self._words, self._lists = words, set(lists)
 
-    def add(self, opened: OpenStore, ref: ObjectRef) -> None:
-        """Take in a reachability list, once.
+    def add(self, opened: OpenStore, root: Root) -> None:
+        """Take in what one more root needs, unless its list is quarantined.
 
         Raises:
-            IntegrityError: it is missing, damaged, or not sorted.
+            IntegrityError: its list cannot be read; the message says what can be done.
         """
-        if ref.name in self._seen:
-            return
-        words = list_words(opened, ref)
-        self._words = np.union1d(self._words, words)
-        self._seen.add(ref.name)
+        name = root.state.reachability.name
+        if name not in self._lists and not root.state.quarantined:
+            self._words = union(self._words, words_of_root(opened, root))
+            self._lists.add(name)
 
     def holds(self, words: Array) -> Array:
         """Whether each of some ids is needed."""
@@ -49,6 +48,22 @@ class Needed:
 
     def __len__(self) -> int:
         return len(self._words)
+
+
+def words_of_root(opened: OpenStore, root: Root) -> Array:
+    """First 8 bytes of each id that a root needs, ascending.
+
+    Raises:
+        IntegrityError: its list cannot be read; the message says what can be done.
+    """
+    try:
+        return list_words(opened, root.state.reachability)
+    except IntegrityError as error:
+        raise IntegrityError(
+            f"checkpoint {root.checkpoint.hex()} cannot be marked: {error.message}; nothing was deleted",
+            hint="'cairn verify --repair' makes its list anew if its manifest can be read; else delete the checkpoint, "
+            "or give up its content by 'cairn gc quarantine'",
+        ) from None
 
 
 def list_words(opened: OpenStore, ref: ObjectRef) -> Array:
@@ -69,6 +84,21 @@ def list_words(opened: OpenStore, ref: ObjectRef) -> Array:
 def first_words(joined: Array) -> Array:
     """First 8 bytes of ids that stand one after the other, as numbers of the same order."""
     return joined.view(">u8")[::_WORDS].astype(np.uint64)
+
+
+def union(some: Array, more: Array) -> Array:
+    """Distinct numbers of two ascending columns, ascending; merging beats hashing, which `numpy.union1d` does."""
+    together = np.concatenate((some, more))
+    together.sort(kind="stable")
+    return distinct(together)
+
+
+def distinct(ascending: Array) -> Array:
+    """The numbers of an ascending column, each once."""
+    first = np.ones(len(ascending), bool)
+    first[1:] = ascending[1:] != ascending[:-1]
+    once: Array = ascending[first]
+    return once
 
 
 def has(known: Array, asked: Array) -> Array:
@@ -161,29 +191,3 @@ def _columns(opened: OpenStore, state: State, piece: Piece) -> tuple[list[Array]
         np.array([at.offset for _, at in found], np.uint64),
         np.array([at.length for _, at in found], np.uint32),
     ], complete
-
-
-def needed_by(opened: OpenStore, roots: Iterable[Root]) -> Needed:
-    """What roots need.
-
-    Raises:
-        IntegrityError: a list cannot be read; the message says what can be done.
-    """
-    needed = Needed()
-    for root in roots:
-        add_root(opened, needed, root)
-    return needed
-
-
-def add_root(opened: OpenStore, needed: Needed, root: Root) -> None:
-    """Take in what one root needs, unless its list is quarantined."""
-    if root.state.quarantined:
-        return
-    try:
-        needed.add(opened, root.state.reachability)
-    except IntegrityError as error:
-        raise IntegrityError(
-            f"checkpoint {root.checkpoint.hex()} cannot be marked: {error.message}; nothing was deleted",
-            hint="'cairn verify --repair' makes its list anew if its manifest can be read; else delete the checkpoint, "
-            "or give up its content by 'cairn gc quarantine'",
-        ) from None

@@ -81,9 +81,8 @@ def list_objects(opened: OpenStore) -> dict[bytes, int]:
 def list_sessions(opened: OpenStore, silence: Silence, dead: Collection[SessionId] = ()) -> list[SeenSession]:
     """All sessions, and which of them count as dead."""
     names = [listed.name for listed in opened.backend.list(session.FOLDER)]
-    ids = sessions_named(names)
-    stems = {one: f"{session.FOLDER}/{one.hex()}" for one in ids}
-    silence.look(stems.values(), names)
+    stems = {one: f"{session.FOLDER}/{one.hex()}" for one in sessions_named(names)}
+    silence.look(session.FOLDER, stems.values(), names)
     found = []
     for one, stem in stems.items():
         record = None
@@ -93,8 +92,9 @@ def list_sessions(opened: OpenStore, silence: Silence, dead: Collection[SessionI
             continue  # its writer has ended, or advanced since: what it says now is newer, and seen by the next look
         except IntegrityError:
             pass
-        gone = one in dead or silence.given_up(stem, record.process if record else None)
-        found.append(SeenSession(one, record, gone, silence.seconds_left(stem)))
+        process = record.process if record else None
+        gone = one in dead or silence.given_up(stem, process)
+        found.append(SeenSession(one, record, gone, silence.seconds_left(stem, process)))
     return found
 
 
@@ -102,7 +102,7 @@ def list_pins(opened: OpenStore, silence: Silence) -> list[SeenPin]:
     """All pins, and which of them count as dead."""
     names = [listed.name for listed in opened.backend.list(pins.FOLDER)]
     stems = {name: name.removesuffix(pins.PIN) for name in pins_named(names)}
-    silence.look(stems.values(), names)
+    silence.look(pins.FOLDER, stems.values(), names)
     found = []
     for name, stem in stems.items():
         record = None

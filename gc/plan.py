@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cairn.core.limits import GC_OBJECTS_PER_ROUND, GC_REPACK_BYTES_PER_ROUND, GC_UNUSED_FRACTION
-from cairn.gc.liveness import Array, Needed, Stored, add_root, needed_by, stored_in
+from cairn.core.limits import GC_OBJECTS_PER_ROUND, GC_PACKS_PER_ROUND, GC_REPACK_BYTES_PER_ROUND, GC_UNUSED_FRACTION
+from cairn.gc.counted import Counted
+from cairn.gc.liveness import Array, Needed, Stored, stored_in
 from cairn.gc.observe import Observed
 from cairn.gc.roots import all_roots, packs_in_force
 from cairn.registry.opened import OpenStore
 from cairn.registry.registry import Registry
 from cairn.registry.state import BINARY_NAME_BYTES, OBJECT_KINDS, State, named_keys, objects_of, pack_key
+from cairn.store.pack import PACK_OVERHEAD_BYTES, RECORD_BYTES
 
 _DELETED = tuple[bytes, bytes]
 
@@ -70,6 +72,7 @@ class Marked:
 def make_plan(
     registry: Registry,
     observed: Observed,
+    counted: Counted,
     *,
     drops: Iterable[_DELETED] = (),
     unused: float = GC_UNUSED_FRACTION,
@@ -87,7 +90,8 @@ def make_plan(
     """
     opened, state = registry.opened, observed.state
     dropped = set(drops)
-    needed = needed_by(opened, all_roots(state, dropped))
+    roots = all_roots(state, dropped)
+    needed = Needed(counted.count(roots), (root.state.reachability.name for root in roots))
     missing = [
         number for number in packs_in_force(state)
         if observed.objects.get(pack_key(state.pack(number))) != state.pack(number).size
@@ -101,10 +105,12 @@ def make_plan(
 
 
 def _choose_packs(plan: Plan, state: State, stored: Stored, needed: Needed, unused: float, repack_bytes: int) -> None:
-    live = live_bytes(state, stored, needed)
+    live, least = live_bytes(state, stored, needed)
     numbers = [number for number in packs_in_force(state) if number not in stored.unknown]
-    waste = {number: state.pack(number).size - int(live[number]) for number in numbers}
+    waste = {number: max(state.pack(number).size - int(least[number]), 0) for number in numbers}
     plan.dead = [number for number in numbers if not live[number]]
+    if len(plan.dead) > GC_PACKS_PER_ROUND:
+        plan.dead, plan.complete = plan.dead[:GC_PACKS_PER_ROUND], False
     kept = [number for number in numbers if live[number]]
     plan.bytes_live = int(live.sum())
     plan.bytes_freed = sum(state.pack(number).size for number in plan.dead)
@@ -125,10 +131,12 @@ def _choose_packs(plan: Plan, state: State, stored: Stored, needed: Needed, unus
     plan.repacked.sort()
 
 
-def live_bytes(state: State, stored: Stored, needed: Needed) -> Array:
-    """Stored bytes of each pack, by number, that are needed from it."""
+def live_bytes(state: State, stored: Stored, needed: Needed) -> tuple[Array, Array]:
+    """Stored bytes of each pack, by number, that are needed from it, and the size of a pack of these alone."""
     rows = stored.needed_rows(needed)
-    return np.bincount(stored.packs[rows], stored.lengths[rows], state.pack_count).astype(np.int64)
+    live = np.bincount(stored.packs[rows], stored.lengths[rows], state.pack_count).astype(np.int64)
+    chunks = np.bincount(stored.packs[rows], minlength=state.pack_count)
+    return live, live + chunks * RECORD_BYTES + PACK_OVERHEAD_BYTES
 
 
 def _choose_objects(plan: Plan, observed: Observed) -> None:
@@ -157,7 +165,7 @@ def update_plan(opened: OpenStore, plan: Plan, marked: Marked, copied: set[bytes
         copied: ids that the round has copied, beside their old places.
     """
     for root in all_roots(state, plan.drops):
-        add_root(opened, marked.needed, root)
+        marked.needed.add(opened, root)
     stored = marked.stored
     rows = stored.needed_rows(marked.needed)
     going = np.zeros(state.pack_count + 1, bool)

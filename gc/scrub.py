@@ -2,7 +2,7 @@
 
 Order, so that each step can lean on those before:
 
-1. log - every entry anew; then the checks go by the state that the registry holds.
+1. log - every entry anew, and shortcuts by them; then the checks go by the state that the registry holds.
 2. keys - format and root records, wraps.
 3. directories - index pieces, sizes and footers of packs: where content lies.
 4. manifests - bodies, roots, pages, reachability lists: what must be there, and the digests of all of it.
@@ -115,8 +115,8 @@ class Scrub:
             self._places.close()
         self.places = self._places = Places(state, registry.index(), known)
         self._progress.stage("log")
-        check_log(opened, Head(state.length, root_of(state.frontier)), affected_by(state), findings)
-        log_is_whole = not findings.problems
+        check_log(opened, Head(state.length, root_of(state.frontier)), affected_by(state), findings, state)
+        log_is_whole = not any(problem.object.startswith("log/") for problem in findings.problems)
         readable = check_keys(opened, state, findings)
         self._progress.stage("manifests")
         stored = {listed.name: listed.size for listed in opened.backend.list("objects")}

@@ -1,4 +1,4 @@
-"""Scrubbing the log: every entry from the first on, replayed from stored bytes and not from any cache.
+"""Scrubbing the log: every entry from the first on, replayed from stored bytes and not from any cache or shortcut.
 
 Damage shows in three ways: a name is missing though later ones exist, an entry does not open, or a signed root
 contradicts the bytes before it. Works without a registry, since a damaged log may keep one from opening.
@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable
 from cairn.core.errors import CairnError, IntegrityError, ObjectNotFound
 from cairn.core.limits import LOG_ENTRY_BYTES_MAX
 from cairn.gc.report import NOBODY, Findings, Target
+from cairn.gc.scrub_shortcuts import ShortcutScrub
 from cairn.registry.entries import open_entry
 from cairn.registry.localfiles import Head
 from cairn.registry.names import entry_name
 from cairn.registry.opened import OpenStore
-from cairn.registry.replay import UNREADABLE, Replay
+from cairn.registry.replay import UNREADABLE, VOUCHES_NOT, Replay
 from cairn.registry.state import State
 
 # A log that was lost as a whole is not spelt out entry by entry.
@@ -33,36 +34,50 @@ def affected_by(state: State) -> Affected:
     return lambda n: made.get(n, [NOBODY])
 
 
-def check_log(opened: OpenStore, seen: Head | None, affected: Affected, findings: Findings) -> State:
-    """Check the whole log; returns the state that its intact entries yield.
+def check_log(
+    opened: OpenStore, seen: Head | None, affected: Affected, findings: Findings, folded: State | None = None
+) -> State:
+    """Check the whole log, and bundles and snapshots by it; returns the state that its intact entries yield.
 
     Args:
         seen: a head that the log must have had: what the caller folded, or what this machine remembers.
+        folded: the state that the caller has at that head.
     """
-    return _LogScrub(opened, seen, affected, findings).run()
+    return _LogScrub(opened, seen, affected, findings, folded).run()
 
 
 class _LogScrub:
-    def __init__(self, opened: OpenStore, seen: Head | None, affected: Affected, findings: Findings) -> None:
+    def __init__(
+        self, opened: OpenStore, seen: Head | None, affected: Affected, findings: Findings, folded: State | None
+    ) -> None:
         self._opened = opened
         self._seen = seen
         self._affected = affected
         self._findings = findings
+        self._folded = folded
         self._replay = Replay(State(), opened.tenant, opened.store, opened.secrets.k_log)
         self._missing: set[int] = set()
         self._root_seen: bytes | None = None
+        self._same_fold = True
 
     def run(self) -> State:
         """Read, replay, judge."""
         seen_length = self._seen.length if self._seen else 0
+        shortcuts = ShortcutScrub(self._opened, self._findings)
         for n in range(max(self._length(), seen_length)):
-            self._replay.feed(self._read(n))
+            stored = self._read(n)
+            self._replay.feed(stored)
+            shortcuts.follow(self._replay, stored)
             if n + 1 == seen_length:
                 self._root_seen = self._replay.root
+                self._same_fold = self._folded is None or self._folded == self._replay.attested().copy()
         state = self._replay.current()
         self._report_missing(state.length)
         bad = self._missing | self._report_unopenable(state)
         self._report_roots(state, bad)
+        if not self._findings.problems:
+            shortcuts.report(self._replay)
+            self._report_fold()
         if bad:
             self._findings.notes.append("nothing can be committed until the damaged log entries are back in place")
         elif state.voids:
@@ -104,8 +119,9 @@ class _LogScrub:
 
     def _report_unopenable(self, state: State) -> set[int]:
         opened, found = self._opened, set[int]()
+        vouched = self._vouched_for(state)
         for void in state.voids:
-            if void.n in self._missing or void.reason != UNREADABLE:
+            if void.n in self._missing or void.reason != UNREADABLE or void.n < vouched:
                 continue
             try:
                 stored = opened.backend.read(entry_name(void.n), 0, LOG_ENTRY_BYTES_MAX + 1)
@@ -116,6 +132,16 @@ class _LogScrub:
             except CairnError:
                 found.add(void.n)  # reported when it was read
         return found
+
+    def _vouched_for(self, state: State) -> int:
+        """Position of the newest entry whose signed root agrees with all bytes before it; 0 if the log is damaged.
+
+        What does not open before that was written so: by a storage system that kept half an upload, or a foreign hand.
+        """
+        if state.damaged_from is not None or self._missing:
+            return 0
+        silent = {void.n for void in state.voids if void.reason in VOUCHES_NOT}
+        return next((n for n in range(state.length - 1, 0, -1) if n not in silent), 0)
 
     def _report_roots(self, state: State, bad: set[int]) -> None:
         if bad:
@@ -129,3 +155,9 @@ class _LogScrub:
             what = "the log is in order, but up to here it is not the one that this machine has seen"
         if what:
             self._findings.add(entry_name(n), what, self._affected(n))
+
+    def _report_fold(self) -> None:
+        if not self._same_fold:
+            cache = self._opened.home.cache_folder(self._opened.store)
+            what = "what this machine made of the log, or took from a snapshot, is not what the entries say"
+            self._findings.add("", f"{what}: remove {cache}, and the snapshots that are named here")

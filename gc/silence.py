@@ -14,18 +14,25 @@ from cairn.core.clock import Clock
 from cairn.core.process import ProcessMark, is_known_dead, this_machine
 from cairn.registry.heartbeat import BEAT
 
+# One that cannot be read is an upload that broke off, unless it beats: so many beats are waited for.
+_BEATS_OF_UNREADABLE = 4
+
 
 class Silence:
     """Watches for beats; what it has seen is kept for the next command of this user on this machine."""
 
-    def __init__(self, path: Path, clock: Clock, seconds: float) -> None:
+    def __init__(self, path: Path, clock: Clock, seconds: float, beat_seconds: float) -> None:
         """Go on from what an earlier command saw.
 
         Args:
             path: of the notes; where they cannot be kept, each command watches anew.
             seconds: without a new beat, until one is given up.
+            beat_seconds: from beat to beat.
         """
         self._path, self._clock, self._seconds = path, clock, seconds
+        self._unreadable_seconds = min(seconds, _BEATS_OF_UNREADABLE * beat_seconds)
+        # Those of the last look into each folder.
+        self._looked: dict[str, set[str]] = {}
         # Newest beat of each, and when it was first seen.
         self._seen: dict[str, tuple[int, float]] = {}
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -35,14 +42,16 @@ class Silence:
         now = clock.monotonic()
         self._seen = {stem: (beat, at) for stem, (beat, at) in self._seen.items() if at <= now}
 
-    def look(self, stems: Iterable[str], names: Iterable[str]) -> None:
+    def look(self, folder: str, stems: Iterable[str], names: Iterable[str]) -> None:
         """Take in which beats there are now.
 
         Args:
-            stems: what the names of sessions or pins begin with.
-            names: of all objects in their folder.
+            folder: of sessions or pins.
+            stems: what the names of these begin with.
+            names: of all objects in it.
         """
         newest = dict.fromkeys(stems, 0)
+        self._looked[folder] = set(newest)
         for name in names:
             stem, beat, number = name.rpartition(BEAT)
             if beat and stem in newest and number.isdigit():
@@ -53,18 +62,21 @@ class Silence:
                 self._seen[stem] = last, now
 
     def given_up(self, stem: str, process: ProcessMark | None) -> bool:
-        """Whether one that was looked at counts as dead."""
-        if process is not None and is_known_dead(process):
-            return True
-        return self._clock.monotonic() - self._seen[stem][1] >= self._seconds
+        """Whether one that was looked at counts as dead.
 
-    def seconds_left(self, stem: str) -> float:
+        Args:
+            process: whose it is; None if it cannot be read.
+        """
+        return (process is not None and is_known_dead(process)) or not self.seconds_left(stem, process)
+
+    def seconds_left(self, stem: str, process: ProcessMark | None) -> float:
         """Until it counts as dead, if no beat comes."""
-        return max(self._seen[stem][1] + self._seconds - self._clock.monotonic(), 0.0)
+        patience = self._seconds if process is not None else self._unreadable_seconds
+        return max(self._seen[stem][1] + patience - self._clock.monotonic(), 0.0)
 
-    def keep(self, stems: Iterable[str]) -> None:
-        """Note what was seen of these, for the next command."""
-        known = set(stems)
+    def keep(self) -> None:
+        """Note what was seen at the last looks, for the next command."""
+        known = set().union(*self._looked.values())
         noted = {"machine": this_machine(), "seen": {stem: seen for stem, seen in self._seen.items() if stem in known}}
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with suppress(OSError):

@@ -24,7 +24,7 @@ class Usage:
 
     Args:
         packs, bytes_packs: packs in force and their size.
-        bytes_other: all other objects that are needed: log, keys, sessions, manifests, index.
+        bytes_other: all other objects that are needed: log and shortcuts, keys, sessions, manifests, index.
         chunks: distinct chunks and pages that checkpoints need.
         bytes_logical: plaintext bytes of all checkpoints, each counted as if it stood alone.
         bytes_reachable: sealed chunks and pages that checkpoints need, one copy of each.

@@ -45,7 +45,10 @@ class _Kept:
         self._registry, self._opened = registry, registry.opened
         self._state: State = registry.refresh()
         self._silence = Silence(
-            self._opened.home.watched_file(self._opened.store), self._opened.clock, self._state.silence_seconds
+            self._opened.home.watched_file(self._opened.store),
+            self._opened.clock,
+            self._state.silence_seconds,
+            self._state.heartbeat_seconds,
         )
 
     def reasons(self, subject: Subject) -> Iterator[Reason]:

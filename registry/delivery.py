@@ -23,6 +23,7 @@ from cairn.registry.entries import Commit, ObjectRef, RefChange, Supply
 from cairn.registry.fold import BRANCH
 from cairn.registry.indexing import read_object
 from cairn.registry.journal import Journal
+from cairn.registry.models import walk_history
 from cairn.registry.names import ref_tag
 from cairn.registry.numbers import ranges
 from cairn.registry.pins import pinned
@@ -98,7 +99,8 @@ class Delivery:
         """
         if self._manifest.state.partial and selection.whole:
             raise RefusedError(
-                f"{self._manifest.what} is here in part only", hint="pull the rest first, or name what to send"
+                f"{self._manifest.what} is in {self._source.opened.backend.url} in part only",
+                hint="bring the rest there first, or name what is to travel with --only or --tensors",
             )
         return self._held is None or self._held.partial or repair
 
@@ -260,8 +262,8 @@ class Delivery:
                 races += 1
                 if kind != BRANCH or races > PUSH_RACES_MAX:
                     raise RefMoved(
-                        f"{kind} {name!r} was moved by others {races} times (there {short(actual or b'')}, "
-                        f"here {short(self._checkpoint)})",
+                        f"{kind} {name!r} of {self._target.opened.backend.url} was moved by others {races} times "
+                        f"({short(actual or b'')} there, {short(self._checkpoint)} in {source.backend.url})",
                         hint="repeat the command",
                     )
                 expected = actual
@@ -290,11 +292,9 @@ class Delivery:
 
     def _nearest(self, target: State) -> bytes | None:
         """The nearest checkpoint of the source's history that the target has."""
-        here, there = self._source.state.models[self._model].checkpoints, target.models[self._model].checkpoints
-        at = self._manifest.state.parent
-        while at is not None and at not in there:
-            at = here[at].parent if at in here else None
-        return at
+        there = target.models[self._model].checkpoints
+        behind = (line.parent for line in walk_history(self._source, self._model, self._checkpoint))
+        return next((at for at in behind if at in there), None)
 
     def _index(self, uploads: Uploads, save: ChunkSave) -> tuple[bytes, tuple[ObjectRef, ...]]:
         """Records of the packs, and the index piece that lists what is in them."""

@@ -10,6 +10,7 @@ from cairn.core.errors import IntegrityError, ObjectNotFound
 from cairn.core.ids import ContentId, parse_object_name
 from cairn.core.limits import INDEX_ROWS_MAX, KNOWN_BYTES_MAX, SEALED_OBJECT_BYTES_MAX
 from cairn.registry.entries import ObjectRef
+from cairn.registry.numbers import within
 from cairn.registry.opened import OpenStore
 from cairn.registry.state import PACK_RECORD_BYTES, Piece, State, pack_records
 from cairn.store.cache import Cache
@@ -110,6 +111,8 @@ def locations_of(opened: OpenStore, state: State, piece: Piece) -> tuple[list[tu
     found: list[tuple[ContentId, Location]] = []
     complete = True
     for number in range(piece.first, piece.first + piece.count):
+        if within(state.swept, number):
+            continue
         try:
             chunks = read_footer(opened.backend, state.pack(number).name, opened.secrets.k_index, opened.store)
         except (IntegrityError, ObjectNotFound):
@@ -131,10 +134,17 @@ class Found(msgspec.Struct):
     complete: bool = True
 
 
-def found_in(opened: OpenStore, state: State, pieces: Iterable[Piece]) -> Found:
-    """What the cache is to know of pieces."""
+def found_in(opened: OpenStore, state: State, pieces: Iterable[Piece], known: int = 0) -> Found:
+    """What the cache is to know of pieces.
+
+    Args:
+        known: packs below this number are known to it. A piece that came into the place of others may list some of
+            these, and newer ones beside.
+    """
     found = Found()
     for piece in pieces:
+        if piece.first + piece.count <= known:
+            continue
         if piece.object.size > INDEX_ROWS_MAX * ENTRY_BYTES:
             with suppress(IntegrityError):
                 plain, what = piece_plain(opened, state, piece)
@@ -142,7 +152,7 @@ def found_in(opened: OpenStore, state: State, pieces: Iterable[Piece]) -> Found:
                 found.pieces[piece.first] = plain
                 continue
         entries, complete = locations_of(opened, state, piece)
-        found.entries += entries
+        found.entries += [entry for entry in entries if entry[1].pack >= known] if piece.first < known else entries
         found.complete = found.complete and complete
     return found
 

@@ -83,21 +83,37 @@ def backend_at(location: str) -> Backend:
     """
     if is_remote(location):
         return _remote(location)
-    folder = local_path(location)
+    shown = plain_location(location)
+    folder = local_path(shown)
     if (folder / FOLDER).is_dir():
         folder = folder / FOLDER
-    return PosixBackend(folder, location)
+    return PosixBackend(folder, shown)
 
 
 def backend_for_new(location: str) -> tuple[Backend, Path | None]:
     """The backend of a new store, and its folder, if any: `DIR/.cairn` for a folder, the very place for a URL."""
     if is_remote(location):
         return _remote(location), None
-    folder = local_path(location)
     if "://" in location:
-        return PosixBackend(folder, location), folder
-    folder = (folder / FOLDER).absolute()
+        folder = local_path(location)
+        return PosixBackend(folder, plain_location(location)), folder
+    folder = new_folder(Path(location))
     return PosixBackend(folder, str(folder)), folder
+
+
+def new_folder(folder: Path) -> Path:
+    """Where a new store for a folder goes: `.cairn` in it, unless that is what was named."""
+    place = Path(plain_location(str(folder)))
+    return place if place.name == FOLDER else place / FOLDER
+
+
+def plain_location(location: str) -> str:
+    """A location as it is noted and shown: what it means does not change with the working folder."""
+    if "://" in location:
+        bare = location.rstrip("/")
+        return location if bare.endswith(":") else bare
+    # A link before '..' leads elsewhere than the text says.
+    return os.path.realpath(location) if ".." in Path(location).parts else os.path.abspath(location)
 
 
 def make_place(location: str) -> None:

@@ -1,5 +1,8 @@
 """Models and refs by the names that people give them."""
 
+from collections.abc import Iterator
+from itertools import islice
+
 import msgspec
 
 from cairn.core.canonical import decode, encode
@@ -15,11 +18,18 @@ from cairn.store.crypto.components import ComponentClass
 _META = "commit-meta"
 
 
-class CommitMeta(msgspec.Struct, frozen=True):
-    """What listings show of a commit; sealed to the model's meta key."""
+class CommitMeta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What listings show of a commit; sealed to the model's meta key, and as it is in every store that gets it.
+
+    Args:
+        saved_at: the writer's clock (ns) when it committed; 0: not told.
+        parent: what its branch pointed to then.
+    """
 
     message: str
     step: int | None
+    saved_at: int = 0
+    parent: bytes | None = None
 
 
 class _NameTaken(Exception):
@@ -35,11 +45,17 @@ class NamedRef(msgspec.Struct, frozen=True):
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """One checkpoint of a history."""
+    """One checkpoint of a history, and the one behind it."""
 
     id: CheckpointId
     state: Checkpoint
     meta: CommitMeta
+    parent: CheckpointId | None
+
+    @property
+    def saved_at(self) -> int:
+        """When it was saved (ns); what came from elsewhere entered this store's log later."""
+        return saved_at(self.state, self.meta)
 
 
 def find_model(registry: Registry, name: str) -> ModelId:
@@ -162,15 +178,55 @@ def open_meta(registry: Registry, model: ModelId, checkpoint: Checkpoint) -> Com
     return decode(plain, CommitMeta, what)
 
 
+def saved_at(checkpoint: Checkpoint, meta: CommitMeta) -> int:
+    """When a checkpoint was saved (ns), by the clock of whoever saved it."""
+    return meta.saved_at or checkpoint.claimed_at
+
+
 def history(registry: Registry, model: ModelId, tip: CheckpointId | None, number: int | None = None) -> list[LogLine]:
-    """Checkpoints from a tip back along ref parents, newest first, at most `number` of them."""
-    lines: list[LogLine] = []
-    checkpoints = registry.state.models[model].checkpoints
-    while tip is not None and tip in checkpoints and len(lines) != number:
+    """Checkpoints from a tip back, newest first, at most `number` of them."""
+    return list(islice(walk_history(registry, model, tip), number))
+
+
+def walk_history(registry: Registry, model: ModelId, tip: CheckpointId | None) -> Iterator[LogLine]:
+    """Checkpoints from a tip back, newest first.
+
+    What is behind a checkpoint is what its ref pointed to when it came here. A push that left some out may be made up
+    for later: where the writers' own account leads to the same place, or on from an end, it is the fuller one. Deleted
+    checkpoints are passed over.
+    """
+    seen: set[bytes] = set()
+    checkpoints, gone = registry.state.models[model].checkpoints, registry.state.models[model].gone
+    while tip is not None and tip not in seen:
+        seen.add(tip)
+        if tip in gone:
+            deleted = gone[tip].parent
+            tip = CheckpointId(deleted) if deleted else None
+            continue
+        if tip not in checkpoints:
+            return
         state = checkpoints[tip]
-        lines.append(LogLine(tip, state, open_meta(registry, model, state)))
-        tip = CheckpointId(state.parent) if state.parent else None
-    return lines
+        meta = open_meta(registry, model, state)
+        behind = meta.parent if _is_fuller(registry, model, state, meta.parent) else state.parent
+        line = LogLine(tip, state, meta, CheckpointId(behind) if behind else None)
+        yield line
+        tip = line.parent
+
+
+def _is_fuller(registry: Registry, model: ModelId, state: Checkpoint, claimed: bytes | None) -> bool:
+    """Whether what a writer says was behind a checkpoint is here, and leads to all that this store has behind it."""
+    known, seen = registry.state.models[model], set[bytes]()
+    if state.parent is None:
+        return claimed in known.checkpoints or claimed in known.gone
+    while claimed is not None and claimed != state.parent and claimed not in seen:
+        seen.add(claimed)
+        found = known.checkpoints.get(claimed) or known.gone.get(claimed)
+        if found is None:
+            return False
+        claimed = open_meta(registry, model, found).parent if isinstance(found, Checkpoint) else found.parent
+        if found.parent not in (None, state.parent, claimed):
+            return False
+    return claimed == state.parent
 
 
 def ref_kind(registry: Registry, model: ModelId, name: str) -> str | None:

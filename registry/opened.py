@@ -168,10 +168,25 @@ def founding_of(opened: OpenStore, stored: bytes) -> bytes:
     Raises:
         IntegrityError: it is damaged, or another tenant's.
     """
-    payload = payload_of(open_entry(stored, 0, opened.tenant, opened.store, opened.secrets.k_log))
+    return _init_entry(opened, stored)[1].founding
+
+
+def first_owners(opened: OpenStore, stored: bytes) -> tuple[bytes, ...]:
+    """Actors whom log entry 0 makes owners, by the fold's rule.
+
+    Raises:
+        IntegrityError: it is damaged, or another tenant's.
+    """
+    entry, init = _init_entry(opened, stored)
+    return (init.owner, init.recovery) if init.owner == entry.actor else ()
+
+
+def _init_entry(opened: OpenStore, stored: bytes) -> tuple[Entry, Init]:
+    entry = open_entry(stored, 0, opened.tenant, opened.store, opened.secrets.k_log)
+    payload = payload_of(entry)
     if not isinstance(payload, Init) or tenant_id(payload.founding) != opened.tenant:
         raise IntegrityError("log entry 0 is not the init entry of this store's tenant")
-    return payload.founding
+    return entry, payload
 
 
 def _refuse_existing(backend: Backend) -> None:

@@ -5,6 +5,7 @@ The entry is the line that publishes: before it nothing has changed for anybody,
 """
 
 import msgspec
+from msgspec.structs import replace
 
 from cairn.core.canonical import encode
 from cairn.core.errors import IntegrityError
@@ -98,7 +99,8 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
         envelope = uploads.put(keys.pair(ComponentClass.META).seal(draft.envelope, ENVELOPE), ENVELOPE)
     tag = ref_tag(secrets.k_log, draft.model, draft.branch)
     change = RefChange(tag, keys.seal_name(draft.branch), draft.expected)
-    meta = seal_meta(registry, draft.model, draft.meta)
+    now = draft.meta.saved_at or opened.clock.wall_ns()
+    meta = seal_meta(registry, draft.model, replace(draft.meta, saved_at=now, parent=draft.expected))
 
     def build(state: State) -> Commit:
         check_expected(state.models[draft.model], tag, draft.branch, draft.expected)

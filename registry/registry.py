@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 from cairn.core.canonical import encode
 from cairn.core.errors import ConflictError, IntegrityError, NewerFormat, NotAllowed, ObjectNotFound
+from cairn.core.heap import collection_paused
 from cairn.core.ids import ModelId, short
 from cairn.core.limits import LOG_ENTRY_BYTES_MAX
+from cairn.registry.bundles import feed_bundled
 from cairn.registry.entries import FORMAT, TYPES, Entry, Payload, open_entry, seal_entry
 from cairn.registry.fold import apply_payload, decode_state, encode_state
 from cairn.registry.indexing import StateIndex, found_in, salvage_packs
@@ -19,8 +21,9 @@ from cairn.registry.log import append, check_no_hole, read_entry, read_from
 from cairn.registry.merkle import leaf_hash
 from cairn.registry.modelkeys import ModelKeys, open_model_keys
 from cairn.registry.names import entry_name
-from cairn.registry.opened import OpenStore, founding_of
+from cairn.registry.opened import OpenStore, first_owners
 from cairn.registry.replay import UNREADABLE, Replay
+from cairn.registry.snapshots import newest_snapshot
 from cairn.registry.state import State
 from cairn.store.cache import Cache
 from cairn.store.chunkstore import ChunkStore
@@ -32,7 +35,7 @@ class Registry:
     """One store's registry. Safe for threads; `refresh` before reading what others may have changed."""
 
     def __init__(self, opened: OpenStore) -> None:
-        """Bring the fold up to date from the cache and the log.
+        """Bring the fold up to date from the cache, or the newest snapshot, and the log.
 
         Raises:
             IntegrityError: entry 0 is not this store's, or the log was rolled back behind what this user has seen.
@@ -41,15 +44,18 @@ class Registry:
         self._lock = threading.RLock()
         self._model_keys: dict[bytes, ModelKeys] = {}
         first = self._check_init()
+        # Actors whose snapshots are believed, and numbers of bundles that were found to be worth nothing.
+        self.first_owners = first_owners(opened, first)
+        self.bad_bundles: frozenset[int] = frozenset()
         self._cache = Cache(opened.home.cache_folder(opened.store), leaf_hash(first))
         self._damaged_from: int | None = None
         # Lengths of the log: as of the cache, and as of the index and the state.
         self._cached, self._indexed = 0, -1
-        self._replay, self._state = self._load()
+        self._replay, self._state = self._load(shortcuts=True)
         if self._doubtful():
             # The cache may hold what has been repaired since; the log itself decides.
             self._cache.clear()
-            self._replay, self._state = self._load()
+            self._replay, self._state = self._load(shortcuts=False)
         self._check_remembered()
 
     @property
@@ -75,6 +81,11 @@ class Registry:
         with self._lock:
             for stored, leaf in read_from(self.opened, self._replay.length):
                 self._replay.feed(stored, leaf)
+            return self._taken_in()
+
+    def _taken_in(self) -> State:
+        """Index what the replay has met since the last time; its state is then that of the registry."""
+        with self._lock:
             # Compared with what was indexed, so that a failure on the way is made up for by the next call.
             if self._replay.length != self._indexed:
                 state = self._marked(self._replay.current())
@@ -82,6 +93,17 @@ class Registry:
                 self._state, self._indexed = state, self._replay.length
                 self._cached = self._replay.attested().length
             return self._state
+
+    def settled(self) -> State:
+        """A copy of the newest state.
+
+        Raises:
+            NewerFormat, IntegrityError, NotAllowed: see `check_writable`.
+        """
+        with self._lock:
+            self.refresh()
+            self.check_writable()
+            return self._replay.attested().copy()
 
     def check_writable(self) -> None:
         """Raise unless this version may change the store.
@@ -173,34 +195,51 @@ class Registry:
             raise IntegrityError(
                 f"{opened.backend.url} has lost log entry 0", hint="restore it from a copy of the store"
             ) from None
-        founding_of(opened, stored)
         return stored
 
-    def _load(self) -> tuple[Replay, State]:
-        self._replay = self._start()
-        self._packs_known = self._replay.attested().pack_count
+    def _load(self, shortcuts: bool) -> tuple[Replay, State]:
+        self._replay = self._replay_from(self._base(shortcuts))
+        at_head = shortcuts and self._through_bundles()
         self._state = self._replay.current()
-        self._cached, self._indexed = self._replay.length, self._replay.length or -1
-        return self._replay, self.refresh()
+        return self._replay, self._taken_in() if at_head else self.refresh()
 
-    def _start(self) -> Replay:
-        opened = self.opened
+    def _base(self, shortcuts: bool) -> State:
+        """The state to replay from: the cache's, else the newest snapshot's, whose index nobody here knows yet."""
+        cached = self._cached_state()
+        self._cached, self._indexed, self._packs_known = cached.length, cached.length or -1, cached.pack_count
+        if shortcuts and not cached.length:
+            return newest_snapshot(self.opened, self.first_owners, self.ends_as).state or cached
+        return cached
+
+    def _through_bundles(self) -> bool:
+        """Bring the replay up to the head; False if it is where it was, since the bundles are not to be trusted."""
+        fed = feed_bundled(self.opened, self._replay)
+        self.bad_bundles = fed.bad
+        if not fed.trusted:
+            self._replay = self._replay_from(self._base(shortcuts=True))
+        return fed.trusted
+
+    def _replay_from(self, state: State) -> Replay:
+        return Replay(state, self.opened.tenant, self.opened.store, self.opened.secrets.k_log)
+
+    def _cached_state(self) -> State:
+        opened, state = self.opened, State()
         cached = self._cache.fold()
-        state = State()
         if cached is not None:
             try:
                 plain = open_object(opened.secrets.k_log, opened.store, ObjectKind.CACHE, cached.fold, "cached fold")
-                state = decode_state(plain)
+                with collection_paused():
+                    state = decode_state(plain)
             except (IntegrityError, ValueError):
                 # A damaged cache is worth nothing and costs nothing.
                 self._cache.clear()
-            if state.length and not self._ends_as(state):
+            if state.length and not self.ends_as(state):
                 self._cache.clear()
                 state = State()
-        return Replay(state, opened.tenant, opened.store, opened.secrets.k_log)
+        return state
 
-    def _ends_as(self, state: State) -> bool:
-        """Whether the log still has the last entry that a cached state knows."""
+    def ends_as(self, state: State) -> bool:
+        """Whether the log still has the last entry that a state knows which was folded earlier."""
         try:
             return read_entry(self.opened, state.length - 1)[1] == state.last_leaf
         except ObjectNotFound:
@@ -210,8 +249,7 @@ class Registry:
         """Add the pieces of new commits to the cache, and the fold with them."""
         opened, attested = self.opened, self._replay.attested()
         known, certain = self._packs_known, attested.pack_count
-        # A piece that came into the place of others lists what is known.
-        added = found_in(opened, attested, [piece for piece in attested.pieces if piece.first >= known])
+        added = found_in(opened, attested, attested.pieces, known)
         fold = seal_object(opened.secrets.k_log, opened.store, ObjectKind.CACHE, encode_state(attested), opened.entropy)
         if added.complete:
             self._cache.advance(before - 1, attested.length - 1, fold, added.entries, added.pieces)
@@ -221,20 +259,27 @@ class Registry:
         self._packs_known = certain
         if state.damaged_from is not None:
             # Numbers of packs are guesses while entries are lost, so these never reach the cache.
-            guessed = found_in(opened, state, [piece for piece in state.pieces if piece.first >= certain])
+            guessed = found_in(opened, state, state.pieces, certain)
             self._cache.hold(guessed.entries, guessed.pieces)
             self._cache.hold(salvage_packs(opened, state))
 
     def _check_remembered(self) -> None:
-        head = self.opened.home.remembered_head(self.opened.store)
+        head = self._remembered()
         if head is not None and not self._agrees(head):
             self._explain(head)
         if self._state.damaged_from is None:
             self._remember()
 
     def _doubtful(self) -> bool:
-        head = self.opened.home.remembered_head(self.opened.store)
+        head = self._remembered()
         return self._state.damaged_from is not None or (head is not None and not self._agrees(head))
+
+    def _remembered(self) -> Head | None:
+        """The newest head that this user has seen; what another process saw after this one looked is looked up now."""
+        head = self.opened.home.remembered_head(self.opened.store)
+        if head is not None and head.length > self._replay.length:
+            self.refresh()
+        return head
 
     def _agrees(self, head: Head) -> bool:
         """Whether the log continues the one whose head this user has seen."""
@@ -280,7 +325,7 @@ class Registry:
             return self._root_by_reading(length)
 
     def _root_by_reading(self, length: int) -> bytes:
-        replay = Replay(State(), self.opened.tenant, self.opened.store, self.opened.secrets.k_log)
+        replay = self._replay_from(State())
         for stored, leaf in read_from(self.opened, 0):
             if replay.length == length:
                 break

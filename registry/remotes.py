@@ -11,6 +11,9 @@ from pathlib import Path
 import msgspec
 
 from cairn.core.errors import ConflictError, IntegrityError, NotFoundError, StorageError, UsageError
+from cairn.core.ids import StoreId
+from cairn.registry.localfiles import KeyHome
+from cairn.registry.location import plain_location
 from cairn.registry.opened import OpenStore
 
 ORIGIN = "origin"
@@ -25,28 +28,32 @@ class Remote(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @staticmethod
     def at(location: str, key_file: Path | None) -> "Remote":
-        """A remote as it is noted: what a relative path means must not change with the working folder."""
-        url = location if "://" in location else os.path.abspath(location)
-        return Remote(url, os.path.abspath(key_file) if key_file else "")
+        """A remote as it is noted."""
+        return Remote(plain_location(location), os.path.abspath(key_file) if key_file else "")
+
+
+def noted_remotes(home: KeyHome, store: StoreId) -> dict[str, Remote]:
+    """The remotes of a store by name, which need not be opened for it.
+
+    Raises:
+        IntegrityError: the file is damaged.
+    """
+    path = home.remotes_file(store)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Remote])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError) as error:
+        raise IntegrityError(f"{path} cannot be read: {error}", hint="mend it, or remove it") from None
 
 
 class Remotes:
     """The remotes of one store."""
 
     def __init__(self, opened: OpenStore) -> None:
-        """Read what was noted.
-
-        Raises:
-            IntegrityError: the file is damaged.
-        """
+        """Read what was noted; raises as `noted_remotes` does."""
         self._path = opened.home.remotes_file(opened.store)
-        self._known: dict[str, Remote] = {}
-        try:
-            self._known = msgspec.json.decode(self._path.read_bytes(), type=dict[str, Remote])
-        except FileNotFoundError:
-            pass
-        except (OSError, msgspec.MsgspecError) as error:
-            raise IntegrityError(f"{self._path} cannot be read: {error}", hint="mend it, or remove it") from None
+        self._known = noted_remotes(opened.home, opened.store)
 
     def all(self) -> dict[str, Remote]:
         """All remotes by name."""

@@ -16,6 +16,11 @@ from cairn.registry.state import State, Void
 
 # Reason of a void entry whose bytes do not open: damage, or the work of a foreign hand.
 UNREADABLE = "it does not open, or its signature is bad"
+# Reason of one that opens, and speaks for other bytes before it than those that later entries speak for.
+WRONG_ROOT = "its signed root is wrong"
+_TOO_LONG, _NO_RIGHT = "it is over the size limit", "its actor has no right to write"
+# Reasons of void entries that do not speak for the bytes before them.
+VOUCHES_NOT = frozenset((UNREADABLE, WRONG_ROOT, _TOO_LONG, _NO_RIGHT))
 
 
 class Replay:
@@ -27,6 +32,7 @@ class Replay:
         self._suspects: list[Entry] = []
         self._late_voids: list[Void] = []
         self._length, self._frontier, self._leaf = attested.length, attested.frontier, attested.last_leaf
+        self._vouched = 0
 
     @property
     def length(self) -> int:
@@ -38,6 +44,11 @@ class Replay:
         """Merkle root of all entries fed so far."""
         return root_of(self._frontier)
 
+    @property
+    def vouched(self) -> int:
+        """How many entries the newest one in order speaks for, by its signed root; 0 before the first that was fed."""
+        return self._vouched
+
     def feed(self, stored: bytes, leaf: bytes | None = None) -> None:
         """Take the entry at position `length`; `leaf` is its leaf hash where `stored` is cut off at the size limit."""
         n = self._length
@@ -45,6 +56,7 @@ class Replay:
         if entry is not None and reason is None:
             if entry.root == self.root:
                 self._settle()
+                self._vouched = n
                 self._apply(self._attested, entry)
             else:
                 self._suspects.append(entry)
@@ -81,18 +93,18 @@ class Replay:
     def _open(self, stored: bytes, n: int) -> tuple[Entry | None, str | None]:
         tenant, store, k_log = self._identity
         if len(stored) > LOG_ENTRY_BYTES_MAX:
-            return None, "it is over the size limit"
+            return None, _TOO_LONG
         try:
             entry = open_entry(stored, n, tenant, store, k_log)
         except IntegrityError:
             return None, UNREADABLE
         if n and entry.actor not in self._attested.owners:
-            return entry, "its actor has no right to write"
+            return entry, _NO_RIGHT
         return entry, None
 
     def _settle(self) -> None:
         """All bytes so far are attested: what was suspect is void."""
-        lied = [Void(entry.n, "its signed root is wrong") for entry in self._suspects]
+        lied = [Void(entry.n, WRONG_ROOT) for entry in self._suspects]
         self._attested.voids.extend(sorted(lied + self._late_voids, key=lambda void: void.n))
         self._suspects, self._late_voids = [], []
         self._attested.length, self._attested.frontier = self._length, self._frontier

@@ -18,7 +18,7 @@ from cairn.manifests.schema import ComponentRoot, FileEntry, Literal, Parent, Re
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.contents import contents
 from cairn.registry.manifestwriter import ManifestWriter
-from cairn.registry.models import ensure_model, model_name, open_meta, ref_value
+from cairn.registry.models import ensure_model, model_name, open_meta, ref_value, saved_at
 from cairn.registry.publish import Draft, publish
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
@@ -53,7 +53,9 @@ def reseal(
         IntegrityError: the source lacks something, or holds it damaged.
     """
     if manifest.state.partial:
-        raise RefusedError(f"{manifest.what} is here in part only", hint="pull the rest first")
+        raise RefusedError(
+            f"{manifest.what} is in {source.opened.backend.url} in part only", hint="bring the rest there first"
+        )
     target.refresh()
     model = ensure_model(target, model_name(source, manifest.model))
     before = ref_value(target, model, branch)
@@ -70,6 +72,7 @@ def reseal(
         parents = [Parent(RELATION, manifest.id)]
         parents += [Parent("continue", before)] if before else []
         meta = open_meta(source, manifest.model, manifest.state)
+        meta = msgspec.structs.replace(meta, saved_at=saved_at(manifest.state, meta))
         draft = Draft(
             model, branch, before, components, pages.reachable, tuple(parents), meta, save.written,
             exactness=manifest.body.exactness,

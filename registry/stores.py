@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from cairn.core.errors import NotAStore
 from cairn.core.settings import Settings
 from cairn.registry.localfiles import KeyHome
 from cairn.registry.location import backend_at, backend_for_new, make_place
@@ -60,7 +61,14 @@ def open_remote(
         NotAStore, NotAllowed: see `open_store`.
     """
     settings = Settings.from_environment()
-    return Registry(_open(backend_at(location), _home(settings), KeySource(key_file, settings.passphrase, ask)))
+    source = KeySource(key_file, settings.passphrase, ask)
+    try:
+        return Registry(_open(backend_at(location), _home(settings), source))
+    except NotAStore as error:
+        raise NotAStore(
+            error.message,
+            hint="check the address; 'cairn remote add NAME URL --create' makes an empty store of this tenant there",
+        ) from None
 
 
 def create_twin(location: str, twin: OpenStore, *, passphrase: str | None = None) -> tuple[OpenStore, Path | None]:

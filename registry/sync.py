@@ -1,21 +1,29 @@
-"""Push and pull: one checkpoint from a store to another of the same tenant, and a ref there.
+"""Push and pull: a checkpoint from a store to another of the same tenant, and a ref there.
 
 The two directions are one operation. Sealed chunks, component roots and everything sealed to the model's keys travel
 untouched, so a checkpoint has the same id in every store of its tenant.
 """
 
-import msgspec
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice, takewhile
 
-from cairn.core.errors import ConflictError, NotAllowed, RefMoved, UsageError
-from cairn.core.ids import CheckpointId, ModelId, short
+import msgspec
+from msgspec.structs import replace
+
+from cairn.core.errors import ConflictError, NotAllowed, NotFoundError, RefMoved, RefusedError, UsageError
+from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.progress import Progress, Silent
+from cairn.core.shown import Shown
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.delivery import Delivery, Selection
 from cairn.registry.entries import ModelCreate
 from cairn.registry.fold import BRANCH
+from cairn.registry.forward import check_keeps_history, check_moves_forward, is_ancestor
 from cairn.registry.fullness import telling_usage
 from cairn.registry.modelkeys import import_model_keys
-from cairn.registry.models import model_name, move_ref, ref_kind, ref_value
+from cairn.registry.models import delete_ref, model_name, move_ref, ref_kind, ref_value, walk_history
 from cairn.registry.names import LATEST, MAIN, check_ref_name, model_tag
 from cairn.registry.registry import Registry
 from cairn.registry.reseal import reseal
@@ -25,6 +33,8 @@ from cairn.store.written import WriteCounts
 
 # A commit that the rule refuses (a collector was at work) is tried again with what is missing by then.
 _TRIES = 3
+# Name and kind of a ref in the target.
+_Ref = tuple[str, str]
 
 
 class SendOptions(msgspec.Struct, frozen=True):
@@ -36,6 +46,7 @@ class SendOptions(msgspec.Struct, frozen=True):
         reseal: between stores of different tenants: read all, and write it anew under the other's keys.
         rebase: append to the target's branch even if it holds something that the source does not know.
         repair: read all of it in the target, and send again what cannot be read there.
+        history: bring the checkpoints behind it too, oldest first.
     """
 
     to: str = ""
@@ -43,9 +54,10 @@ class SendOptions(msgspec.Struct, frozen=True):
     rebase: bool = False
     repair: bool = False
     reseal: bool = False
+    history: bool = False
 
 
-class Sent(msgspec.Struct, frozen=True):
+class Sent(Shown, frozen=True):
     """What a transfer did.
 
     Args:
@@ -54,6 +66,10 @@ class Sent(msgspec.Struct, frozen=True):
         counts: chunks and pages that travelled (new), and that were there (reused).
         bytes_resumed: stored bytes that an interrupted run had sent.
         partial: the target's checkpoint lacks something still.
+        appended_to: what the ref pointed to, if the source does not know it; the newest, if there are several.
+        ahead: the ref was beyond the checkpoint, and stays; only what is behind it was wanted.
+        older_brought: checkpoints behind it that the target had not.
+        older_left: those that it still has not, down to the nearest one that it has.
     """
 
     model: ModelId
@@ -65,6 +81,10 @@ class Sent(msgspec.Struct, frozen=True):
     counts: WriteCounts = msgspec.field(default_factory=WriteCounts)
     bytes_resumed: int = 0
     partial: bool = False
+    appended_to: CheckpointId | None = None
+    ahead: bool = False
+    older_brought: int = 0
+    older_left: int = 0
 
 
 class _Known(Exception):
@@ -100,30 +120,122 @@ def _send(source: Registry, target: Registry, selector: str, options: SendOption
             raise UsageError(f"{name!r} is a tag", hint="name the branch that is to get it with --to")
         return _reseal(source, target, CheckpointManifest(source, model, checkpoint), name, options, progress)
     bring_model(source, target, model)
-    for left in reversed(range(_TRIES)):
-        before = ref_value(target, model, name)
-        _check_moves_forward(source, target, (model, name, kind), before, checkpoint, options.rebase)
-        delivery = Delivery(source, target, model, checkpoint, progress or Silent())
-        try:
-            if not delivery.needed(options.selection, options.repair):
-                delivery.forget()
-                _check_keeps_history(target, (model, name), before, checkpoint)
-                if before != checkpoint:
+    known = target.state.models[model]
+    behind: Iterator[CheckpointId] = (line.id for line in islice(walk_history(source, model, checkpoint), 1, None))
+    if not options.history:
+        behind = takewhile(lambda one: one not in known.checkpoints, behind)
+    older = [one for one in behind if one not in known.gone]  # what was deleted there does not come back unasked
+    way = _Way(source, target, model, options, progress or Silent())
+    before = ref_value(target, model, name)
+    ahead = options.history and before != checkpoint and is_ancestor(target, model, checkpoint, before)
+    if not ahead:
+        way.check_forward((name, kind), before, checkpoint)
+    lacking = way.count_lacking(older)
+    earlier = way.bring_older([*reversed(older), checkpoint], (name, kind)) if options.history else []
+    sent = way.bring(checkpoint, (name, kind), stays=ahead)
+    for one in earlier:
+        sent.counts.add(one.counts)
+    left = way.count_lacking(older)
+    return replace(
+        sent,
+        before=before,
+        bytes_resumed=sent.bytes_resumed + sum(one.bytes_resumed for one in earlier),
+        appended_to=None if ahead else way.unknown_behind(before, [*earlier, sent]),
+        ahead=ahead,
+        older_brought=lacking - left,
+        older_left=left,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """From one store to another: what checkpoints of a model travel on."""
+
+    source: Registry
+    target: Registry
+    model: ModelId
+    options: SendOptions
+    progress: Progress
+
+    def bring(self, checkpoint: CheckpointId, ref: _Ref, stays: bool = False) -> Sent:
+        """Bring one checkpoint and move a ref to it, unless it stays: what is there already is then completed alone."""
+        target, model, options, (name, kind) = self.target, self.model, self.options, ref
+        for left in reversed(range(_TRIES)):
+            before = ref_value(target, model, name)
+            if not stays:
+                self.check_forward(ref, before, checkpoint)
+            moves = not stays and before != checkpoint
+            delivery = Delivery(self.source, target, model, checkpoint, self.progress)
+            created = False
+            try:
+                if delivery.needed(options.selection, options.repair):
+                    created = delivery.run(options.selection, options.repair, (name, kind, before))
+                else:
+                    delivery.forget()
+                    if moves:
+                        check_keeps_history(target, (model, name), before, checkpoint)
+                if moves and not created:
                     move_ref(target, model, name, kind, before, checkpoint)
-                return Sent(model, checkpoint, name, kind, before, False, partial=delivery.partial)
-            created = delivery.run(options.selection, options.repair, (name, kind, before))
-            if not created and before != checkpoint:
-                move_ref(target, model, name, kind, before, checkpoint)
-        except ConflictError as error:
-            if isinstance(error, RefMoved) or not left:
-                raise
-            target.refresh()
-        else:
-            return Sent(
-                model, checkpoint, name, kind, before, created, delivery.counts, delivery.bytes_resumed,
-                delivery.partial,
-            )  # fmt: skip
-    raise AssertionError("unreachable")
+            except ConflictError as error:
+                if isinstance(error, RefMoved) or not left:
+                    raise
+                target.refresh()
+            else:
+                return Sent(
+                    model, checkpoint, name, kind, before, created, delivery.counts, delivery.bytes_resumed,
+                    delivery.partial,
+                )  # fmt: skip
+        raise AssertionError("unreachable")
+
+    def bring_older(self, chain: Sequence[CheckpointId], ref: _Ref) -> list[Sent]:
+        """Bring all but the last of a chain, oldest first.
+
+        Those that are newer than all that is there go to the branch, as if each had been sent in its time. The others,
+        and those behind a tag, come on a branch of their own, which goes when they are there.
+
+        Raises:
+            RefusedError: all is wanted of what the source has in part; nothing was changed.
+        """
+        here, there = (one.state.models[self.model].checkpoints for one in (self.source, self.target))
+        if self.options.selection.whole and any(here[one].partial for one in chain):
+            raise RefusedError(
+                f"{self.source.opened.backend.url} has some of these checkpoints in part only",
+                hint="bring the rest there first, or name what is to travel with --only or --tensors",
+            )
+        held = max((at for at, one in enumerate(chain) if one in there), default=-1)
+        aside, sent = f"history-of-{chain[-1].hex()}", []
+        for at, one in enumerate(chain[:-1]):
+            if one in self.target.state.models[self.model].checkpoints:
+                sent.append(self.bring(one, (aside, BRANCH), stays=True))
+            elif at > held and ref[1] == BRANCH:
+                sent.append(self.bring(one, ref))
+            else:
+                if ref_value(self.target, self.model, aside) not in (None, chain[at - 1]):
+                    self._drop(aside)
+                sent.append(self.bring(one, (aside, BRANCH)))
+        self._drop(aside)
+        return sent
+
+    def count_lacking(self, checkpoints: Iterable[CheckpointId]) -> int:
+        """How many of them the target does not have."""
+        known = self.target.state.models[self.model].checkpoints
+        return sum(one not in known for one in checkpoints)
+
+    def unknown_behind(self, before: CheckpointId | None, sent: Iterable[Sent]) -> CheckpointId | None:
+        """What was brought has been put on top of, and the source does not know."""
+        here, there = (one.state.models[self.model].checkpoints for one in (self.source, self.target))
+        behind = [before, *(there[one.checkpoint].parent for one in sent if one.created)]
+        unknown = [one for one in behind if one is not None and one not in here]
+        return CheckpointId(unknown[-1]) if unknown else None
+
+    def check_forward(self, ref: _Ref, before: CheckpointId | None, checkpoint: CheckpointId) -> None:
+        """Raise unless a ref of the target may move to the checkpoint."""
+        check_moves_forward(self.source, self.target, (self.model, *ref), before, checkpoint, self.options.rebase)
+
+    def _drop(self, branch: str) -> None:
+        if ref_value(self.target, self.model, branch) is not None:
+            with suppress(NotFoundError, RefMoved):  # another run brings the same, and was first
+                delete_ref(self.target, self.model, branch, BRANCH)
 
 
 def _reseal(
@@ -134,7 +246,7 @@ def _reseal(
     options: SendOptions,
     progress: Progress | None,
 ) -> Sent:
-    if not options.selection.whole or options.repair or options.rebase:
+    if not options.selection.whole or options.repair or options.rebase or options.history:
         raise UsageError("between tenants a checkpoint goes whole, as a new one", hint="name --reseal alone")
     made = reseal(source, target, manifest, branch, progress or Silent())
     return Sent(made.model, made.checkpoint, branch, BRANCH, made.before, True, made.counts)
@@ -194,63 +306,7 @@ def _ref_to_move(source: Registry, model: ModelId, selector: str, to: str) -> tu
     kind = ref_kind(source, model, selected)
     if kind is None:
         raise UsageError(
-            f"{selector!r} names no branch or tag, and a checkpoint without a name is not sent",
-            hint="name the branch that is to point to it on the other side with --to",
+            f"{selector!r} names no branch or tag: a checkpoint that travels needs a name where it goes",
+            hint="name the branch that is to point to it there with --to",
         )
     return selected, kind
-
-
-def _check_moves_forward(
-    source: Registry,
-    target: Registry,
-    ref: tuple[ModelId, str, str],
-    before: CheckpointId | None,
-    checkpoint: CheckpointId,
-    rebase: bool,
-) -> None:
-    model, name, kind = ref
-    held = ref_kind(target, model, name)
-    where = target.opened.backend.url
-    if held is not None and held != kind:
-        raise ConflictError(f"{name!r} is a {held} in {where}", hint="name another ref with --to")
-    if before is None or before == checkpoint:
-        return
-    heads = f"{short(before)} there, {short(checkpoint)} in {source.opened.backend.url}"
-    if kind != BRANCH:
-        raise RefMoved(
-            f"tag {name!r} exists in {where} and is another ({heads})", hint="tags do not move: name another"
-        )
-    if _is_ancestor(source, model, before, checkpoint):
-        return
-    if _is_ancestor(target, model, checkpoint, before):
-        raise RefMoved(f"{kind} {name!r} of {where} is ahead ({heads})", hint="nothing needs to be sent")
-    if not rebase:
-        raise RefMoved(
-            f"{kind} {name!r} of {where} has moved to something unknown here ({heads})",
-            hint="send to another branch with --to and compare, or append to what is there with --rebase",
-        )
-
-
-def _check_keeps_history(
-    target: Registry, ref: tuple[ModelId, str], before: CheckpointId | None, checkpoint: CheckpointId
-) -> None:
-    """A checkpoint that the target has stands where it stands: moving a branch to it must not cut others off."""
-    model, name = ref
-    if before is None or before == checkpoint or _is_ancestor(target, model, before, checkpoint):
-        return
-    raise RefMoved(
-        f"{short(checkpoint)} is in {target.opened.backend.url} already, on another line than branch {name!r} "
-        f"({short(before)}), which would lose its history",
-        hint="commit the content again on top (--always) and send that, or move the branch there with 'cairn branch'",
-    )
-
-
-def _is_ancestor(registry: Registry, model: ModelId, old: CheckpointId, new: CheckpointId) -> bool:
-    """Whether a checkpoint stands in another's history, as a store knows it."""
-    known = registry.state.models.get(model)
-    at: bytes | None = new
-    while known is not None and at is not None and at in known.checkpoints:
-        at = known.checkpoints[at].parent
-        if at == old:
-            return True
-    return False

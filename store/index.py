@@ -108,10 +108,19 @@ def join_pieces(pieces: Sequence[bytes]) -> bytes:
             at += count * np.dtype(kind).itemsize
         columns[1][-1] = columns[1][-1] + np.uint32(first)
         first += pack_count
-    ids, packs, offsets, lengths = (np.concatenate(column) if column else np.zeros(0) for column in columns)
-    order = np.argsort(ids, kind="stable")
-    head = _HEAD.pack(VERSION, first, len(order))
-    return b"".join((head, *tables, *(column[order].tobytes() for column in (ids, packs, offsets, lengths))))
+    pairs = zip(columns, _COLUMNS, strict=True)
+    joined = [np.concatenate(column) if column else np.zeros(0, kind) for column, kind in pairs]
+    return piece_of_columns(b"".join(tables), joined)
+
+
+def piece_of_columns(table: bytes, columns: "Sequence[np.ndarray[Any, Any]]") -> bytes:
+    """A piece of given packs (36 bytes each) and columns (ids, packs by their place in the table, offsets, lengths)."""
+    import numpy as np
+
+    order = np.argsort(columns[0], kind="stable")
+    head = _HEAD.pack(VERSION, len(table) // _PACK.size, len(order))
+    rows = (column[order].astype(kind).tobytes() for column, kind in zip(columns, _COLUMNS, strict=True))
+    return b"".join((head, table, *rows))
 
 
 def sorted_ids(ids: Iterable[ContentId]) -> bytes:

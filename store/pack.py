@@ -24,6 +24,7 @@ from cairn.core.ids import ContentId, StoreId
 from cairn.core.limits import CHUNK_BYTES_MAX, PACK_BYTES_MAX
 from cairn.store.backends.contract import Backend
 from cairn.store.crypto.chunks import OVERHEAD_BYTES
+from cairn.store.crypto.objects import OVERHEAD_BYTES as SEALED_OVERHEAD_BYTES
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
 
 HEADER = b"CRNP\x01\x00\x00\x00"
@@ -31,6 +32,11 @@ END_MAGIC = b"CRNPEND\x01"
 TRAILER_BYTES = 16
 _TRAILER = struct.Struct("<II8s")
 _RECORD = struct.Struct("<32sQI")
+
+
+# What a pack holds beside its chunks: for itself, and for each chunk.
+PACK_OVERHEAD_BYTES = len(HEADER) + SEALED_OVERHEAD_BYTES + 4 + TRAILER_BYTES
+RECORD_BYTES = _RECORD.size
 
 
 class PackedChunk(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cairn.core.errors import CairnError, SaveFailed, Superseded, UsageError
+from cairn.core.errors import CairnError, RefusedError, SaveFailed, Superseded, UsageError
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import ATTEMPT_SECONDS, CLOSE_SECONDS, RANK_SILENCE_SECONDS, STEP_MAX
 from cairn.manifests.exactness import check_level
@@ -68,6 +68,7 @@ class Checkpointer:
         codec: CodecPolicy = CodecPolicy.RAW,
         exactness: str = "",
         provenance: Mapping[str, Any] | None = None,
+        start_over: bool = False,
         process_group: Any = None,
         rendezvous: Rendezvous | None = None,
         attempt_seconds: float = ATTEMPT_SECONDS,
@@ -87,6 +88,7 @@ class Checkpointer:
             check_replicas_every: each so many saves, replicas that other ranks store are compared; 0 for never.
             exactness: what the checkpoint promises; see `manifests/exactness.py`.
             provenance: plain data that becomes part of the checkpoint; see `capture_provenance`.
+            start_over: let a run that has loaded nothing save an earlier step than the branch's newest one.
             process_group: the ranks that save together; by default all of the job.
             rendezvous: how ranks meet; by default through the store of torch.distributed's job.
             attempt_seconds: how long a save or load may take before it fails.
@@ -124,6 +126,7 @@ class Checkpointer:
             self._ranks, opened.clock, Arena(host_bytes_max), capture, attempt_seconds, dict(provenance or {})
         )
         self._branch: Branch | None = None
+        self._may_go_back = start_over
         self._saves, self._loads = 0, 0
         self._pending: _Pending | None = None
         self._closed = False
@@ -141,6 +144,7 @@ class Checkpointer:
 
         Raises:
             SaveFailed, RankLost, ...: an earlier save failed in the background, or this one did; names the step.
+            RefusedError, in the background: the branch's newest step is a later one, and nothing was loaded.
             RefusedError: the state cannot be saved; nothing was begun.
         """
         self._check_open()
@@ -181,7 +185,7 @@ class Checkpointer:
     def _run(self, task: Task) -> None:
         handle = task.handle
         try:
-            branch = self._branch_to_move() if self._ranks.coordinates else None
+            branch = self._branch_to_move(task.step) if self._ranks.coordinates else None
             outcome = self._writer.run(task, branch)
         except BaseException as error:
             self._ranks.fail(task.name, error)
@@ -195,13 +199,31 @@ class Checkpointer:
             log.warning("save of step %d: %s", task.step, note)
         handle.committed.set_result(CheckpointId(outcome.checkpoint))
 
-    def _branch_to_move(self) -> Branch:
+    def _branch_to_move(self, step: int) -> Branch:
         if self._branch is None:
             self._registry.refresh()
             model = ensure_model(self._registry, self._name)
+            if not self._may_go_back:
+                self._check_goes_on(model, step)
             self._claim(model)
         assert self._branch is not None
         return self._branch
+
+    def _check_goes_on(self, model: ModelId, step: int) -> None:
+        """Raise if a run that began from nothing would hide a later state: most likely it forgot to load."""
+        newest = self._newest(model)
+        if newest is not None and newest[1] is not None and newest[1] > step:
+            raise RefusedError(
+                f"branch {self._branch_name!r} of {self._name!r} is at step {newest[1]}, and this run, which has "
+                f"loaded nothing, saves step {step}; nothing was saved",
+                hint="call load(state, missing_ok=True) first, name another branch, or pass start_over=True",
+            )
+
+    def _newest(self, model: ModelId) -> tuple[CheckpointId, int | None] | None:
+        tip = ref_value(self._registry, model, self._branch_name)
+        if tip is None:
+            return None
+        return tip, open_meta(self._registry, model, self._registry.state.models[model].checkpoints[tip]).step
 
     def _claim(self, model: ModelId) -> None:
         epoch = open_run(self._registry, model, self._branch_name)
@@ -251,6 +273,7 @@ class Checkpointer:
         options = LoadOptions(ref, strict, require, verify, casts, missing_ok, dict(scopes or {}))
         loader = Loader(self._registry, self._ranks, f"load/{self._loads}", self._attempt_seconds)
         report = loader.load(self._name, self._branch_name, state, options)
+        self._may_go_back = self._may_go_back or report is not None
         if resume and self._ranks.coordinates and self._branch is None:
             self._take_over()
         return report
@@ -270,10 +293,7 @@ class Checkpointer:
             model = find_model(self._registry, self._name)
         except CairnError:
             return None
-        tip = ref_value(self._registry, model, self._branch_name)
-        if tip is None:
-            return None
-        return tip, open_meta(self._registry, model, self._registry.state.models[model].checkpoints[tip]).step
+        return self._newest(model)
 
     # --- the end -----------------------------------------------------------------------------------
 

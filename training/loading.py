@@ -18,6 +18,7 @@ from cairn.core.errors import IntegrityError, NotFoundError, SaveFailed, StateMi
 from cairn.core.heap import collection_paused
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import LISTED_NAMES_MAX, READ_BYTES_TARGET
+from cairn.core.shown import Shown
 from cairn.loader.boxes import BoxPlan, StoredTensor, Target
 from cairn.loader.execute import execute, reading_threads
 from cairn.loader.placement import as_array
@@ -43,7 +44,7 @@ from cairn.training.windows import Windows
 _WORKER_BYTES = 2 * READ_BYTES_TARGET
 
 
-class LoadReport(msgspec.Struct, frozen=True):
+class LoadReport(Shown, frozen=True):
     """What a load did on this rank.
 
     Args:

@@ -18,6 +18,7 @@ from cairn.manifests.schema import Key
 from cairn.manifests.values import NAMES, Container
 from cairn.store.crypto.components import ComponentClass
 from cairn.training.leaves import Binding, Leaves, Path, StoredScope, TensorLeaf, ValueLeaf, memory_marks
+from cairn.training.optimizer_kinds import is_foreign, not_taken
 from cairn.training.plaindata import torch_dtype
 from cairn.training.subclasses import is_wrapper
 from cairn.training.trees import bind_tree, tree_leaves
@@ -104,6 +105,13 @@ class OptimizerState:
         for optimizer, names in zip(self._optimizers, self._names, strict=True):
             for number, (group, own) in enumerate(zip(optimizer.param_groups, names, strict=True)):
                 self._bind_group(binding, number, group, groups.get(number))
+                refused = set[str | int]()
+                if is_foreign(group, groups.get(number)):
+                    of_group = [name for name, at in group_of.items() if at == number]
+                    refused = self._refused(optimizer, group, [states[name] for name in of_group if name in states])
+                    # A name for all parameters, so that ranks which hold different ones agree on it.
+                    names_of = (str(self._key((_STATE, "*", kind))) for kind in sorted(refused, key=str))
+                    binding.extra.extend(name for name in names_of if name not in binding.extra)
                 for name, parameter in zip(own, group["params"], strict=True):
                     present.add(name)
                     if name not in group_of:
@@ -115,7 +123,7 @@ class OptimizerState:
                         )
                     else:
                         own_state = states.get(name, StoredScope())
-                        self._bind_state(binding, optimizer, parameter, name, own_state, unlike)
+                        self._bind_state(binding, optimizer, parameter, name, own_state, unlike, refused)
         binding.extra.extend(str(self._key((_STATE, str(name)))) for name in group_of.keys() - present)
         for group_name, one in members.items():
             kinds = {n: set(states[n].children()) for n in one.values[()]().keys if n in states}
@@ -126,6 +134,11 @@ class OptimizerState:
                         f"the checkpoint has no {kind} of {shown}; others of group {group_name} have it"
                     )
         return binding
+
+    def _refused(self, optimizer: Optimizer, group: Mapping[str, Any], stored: Sequence[StoredScope]) -> set[str | int]:
+        """Kinds of state, of all parameters of a foreign group, that an optimizer has no use for."""
+        held = set().union(*(optimizer.state.get(parameter) or () for parameter in group["params"]))
+        return not_taken(optimizer, held, set().union(*(one.children() for one in stored)))
 
     def _key(self, path: Path) -> Key:
         return Key(self._scope, self._prefix + path)
@@ -149,7 +162,9 @@ class OptimizerState:
         name: str,
         stored: StoredScope,
         unlike: Container_[str | int],
+        refused: Container_[str | int],
     ) -> None:
+        """Match one parameter's state, but for kinds that are refused."""
         key = self._key((_STATE, name))
         held = optimizer.state.get(parameter) or {}
         if not stored.tensors and not stored.values:
@@ -157,9 +172,9 @@ class OptimizerState:
                 binding.notes.append(f"{key}: the checkpoint has none, so what was held here is dropped")
                 binding.finish.append(partial(_drop_state, optimizer, parameter))
             return
-        template = dict(_templates(optimizer, parameter, held, stored, unlike))
+        kinds = {kind: below for kind, below in stored.children().items() if kind not in refused}
+        template = dict(_templates(optimizer, parameter, held, kinds, unlike))
         builds: dict[str | int, Callable[[], Any]] = {}
-        kinds = stored.children()
         binding.missing.extend(str(self._key((_STATE, name, kind))) for kind in held if kind not in kinds)
         for kind, below in kinds.items():
             inner, builds[kind] = bind_tree(self._key((_STATE, name, kind)), _CLASS, below, template.get(kind))
@@ -198,7 +213,7 @@ def _templates(
     optimizer: Optimizer,
     parameter: torch.Tensor,
     held: Mapping[str, Any],
-    stored: StoredScope,
+    kinds: Mapping[str | int, StoredScope],
     unlike: Container_[str | int],
 ) -> Iterator[tuple[str | int, Any]]:
     """What to read each kind of state into: what is held already, else a tensor in the parameter's own layout.
@@ -207,15 +222,16 @@ def _templates(
         unlike: kinds that are not laid out as their parameters, whatever their shapes.
     """
     yield from held.items()
-    for path, entry in stored.tensors.items():
-        if path[0] in held or len(path) != 1:
+    for kind, below in kinds.items():
+        entry = below.tensors.get(())
+        if kind in held or entry is None:
             continue
         dtype = torch_dtype(entry.dtype, f"tensor {entry.key}")
-        if entry.shape == tuple(parameter.shape) and entry.shape and path[0] not in unlike:
-            yield path[0], torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+        if entry.shape == tuple(parameter.shape) and entry.shape and kind not in unlike:
+            yield kind, torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
         else:
-            device = _device_of(optimizer, parameter, str(path[0]))
-            yield path[0], torch.zeros(entry.shape, dtype=dtype, device=device)
+            device = _device_of(optimizer, parameter, str(kind))
+            yield kind, torch.zeros(entry.shape, dtype=dtype, device=device)
 
 
 def _unlike_parameters(optimizer: Optimizer) -> tuple[str, ...]:
@@ -250,7 +266,8 @@ def _fill_state(
     optimizer: Optimizer, parameter: torch.Tensor, builds: Mapping[str | int, Callable[[], Any]]
 ) -> list[str]:
     # What only this side has was refused, or is to be skipped: it stays.
-    optimizer.state[parameter].update({kind: build() for kind, build in builds.items()})
+    if builds:
+        optimizer.state[parameter].update({kind: build() for kind, build in builds.items()})
     return []
 
 

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
 from cairn.core.errors import DestinationExists
 from cairn.core.ids import ModelId, StoreId
 from cairn.core.progress import Progress, Silent
+from cairn.core.shown import Shown
 from cairn.registry.delivery import Selection
-from cairn.registry.location import FOLDER
-from cairn.registry.models import list_refs, model_name
+from cairn.registry.location import new_folder
+from cairn.registry.models import list_refs, model_name, walk_history
 from cairn.registry.registry import Registry
 from cairn.registry.remotes import ORIGIN, Remote, Remotes
 from cairn.registry.selectors import resolve
@@ -20,14 +19,19 @@ from cairn.registry.sync import SendOptions, send
 _ALL = Selection()
 
 
-class CloneResult(msgspec.Struct, frozen=True):
-    """A clone. `refs` are `model@ref`; `bytes_fetched` counts stored bytes."""
+class CloneResult(Shown, frozen=True):
+    """A clone. `refs` are `model@ref`; `bytes_fetched` counts stored bytes.
+
+    Args:
+        older_left: checkpoints behind those of `refs` that were not fetched.
+    """
 
     store: StoreId
     location: str
     key_file: Path | None
     refs: list[str]
     bytes_fetched: int
+    older_left: int
 
 
 def clone(
@@ -38,6 +42,7 @@ def clone(
     ask: Callable[[], str | None] | None = None,
     progress: Progress | None = None,
     selection: Selection = _ALL,
+    history: bool = False,
 ) -> CloneResult:
     """Create `folder`/.cairn, remember `url` as its remote `origin`, and pull.
 
@@ -46,13 +51,15 @@ def clone(
     Args:
         selectors: what to pull; by default all branches and tags of all models.
         selection: what of each.
+        history: pull the checkpoints behind them too.
         key_file: of the store at `url`.
 
     Raises:
         DestinationExists: there is a store in the folder.
     """
-    if (folder / FOLDER).exists():
-        raise DestinationExists(f"{folder / FOLDER} exists", hint="name another folder, or use 'cairn pull' in it")
+    place = new_folder(folder)
+    if place.exists():
+        raise DestinationExists(f"{place} exists", hint="name another folder, or use 'cairn pull' in it")
     remote = open_remote(url, key_file=key_file, ask=ask)
     try:
         for selector in selectors:  # a wrong name is told before anything is made
@@ -61,16 +68,19 @@ def clone(
         Remotes(opened).add(ORIGIN, Remote.at(url, key_file))
         local = Registry(opened)
         try:
-            fetched, refs = 0, []
+            fetched, refs, left = 0, [], set[bytes]()
             for selector in selectors or _everything(remote):
-                sent = send(remote, local, selector, SendOptions(selection=selection), progress or Silent())
+                options = SendOptions(selection=selection, history=history)
+                sent = send(remote, local, selector, options, progress or Silent())
                 fetched += sent.counts.bytes_stored
                 refs.append(selector)
+                left.update(line.id for line in walk_history(remote, sent.model, sent.checkpoint))
+            left -= {one for model in local.state.models.values() for one in model.checkpoints}
         finally:
             local.close()
     finally:
         remote.close()
-    return CloneResult(opened.store, opened.backend.url, written, refs, fetched)
+    return CloneResult(opened.store, opened.backend.url, written, refs, fetched, len(left))
 
 
 def _everything(remote: Registry) -> Iterator[str]:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.errors import BadName, IntegrityError, NotFoundError, UsageError
+from cairn.core.errors import BadName, ConflictError, IntegrityError, NotFoundError, RefMoved, UsageError
 from cairn.core.ids import CheckpointId, ContentId, ModelId
 from cairn.core.limits import MESSAGE_BYTES_MAX, PACK_BYTES_TARGET, STEP_MAX
 from cairn.core.pool import Pool, threads_within_budget
 from cairn.core.progress import Progress, Silent
+from cairn.core.shown import Shown
 from cairn.formats.detect import INDEX_SUFFIXES
 from cairn.manifests.dtypes import nbytes
 from cairn.manifests.schema import ComponentRoot, FileEntry, Parent, TensorEntry
@@ -66,7 +67,7 @@ class CommitOptions(msgspec.Struct, frozen=True):
     codec: CodecPolicy = CodecPolicy.RAW
 
 
-class CommitResult(msgspec.Struct, frozen=True):
+class CommitResult(Shown, frozen=True):
     """What a commit did. `counts` are of data chunks; bytes are plaintext unless named stored.
 
     Args:
@@ -108,7 +109,14 @@ def commit(
     _check_options(options)
     registry.signer()
     with telling_usage(registry):
-        return _Commit(registry, path, model_name, options, progress or Silent()).run()
+        for left in reversed(range(_TRIES)):
+            try:
+                return _Commit(registry, path, model_name, options, progress or Silent()).run()
+            except ConflictError as error:
+                # A collection that did not wait for this writer, having taken it for dead: what it took is stored anew.
+                if isinstance(error, RefMoved) or not left:
+                    raise
+    raise AssertionError("unreachable")
 
 
 def _check_options(options: CommitOptions) -> None:
@@ -120,6 +128,10 @@ def _check_options(options: CommitOptions) -> None:
         raise UsageError("the message is not Unicode text") from None
     if length > MESSAGE_BYTES_MAX:
         raise UsageError(f"a message of {length} bytes is over the limit of {MESSAGE_BYTES_MAX}")
+
+
+# Commits that a collection overtakes are begun anew so often.
+_TRIES = 3
 
 
 class _Unread(msgspec.Struct, frozen=True):
@@ -313,7 +325,8 @@ class _Commit:
             return False
         try:
             manifest = CheckpointManifest(self.registry, model, tip)
-            if set(manifest.components) != set(components) or open_meta(self.registry, model, manifest.state) != meta:
+            found = open_meta(self.registry, model, manifest.state)
+            if set(manifest.components) != set(components) or (found.message, found.step) != (meta.message, meta.step):
                 return False
             return all(manifest.root(component) == root for component, root in components.items())
         except IntegrityError:  # a damaged tip is no reason to refuse a good copy of its content

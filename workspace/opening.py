@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cairn.core.errors import RefusedError, UsageError
+from cairn.core.errors import MissingData, NotFoundError, RefusedError, TensorNotFound, UsageError
 from cairn.core.limits import CHUNK_BYTES_MAX, LAZY_READ_BYTES_MAX
 from cairn.core.settings import Settings
 from cairn.loader.boxes import NUMPY_OF_WIDTH, BoxPlan, StoredTensor, Target
@@ -102,7 +102,24 @@ class OpenCheckpoint(Mapping[str, "LazyTensor"]):
         self._entries = dict(zip(_names([entry.key for entry in entries]), entries, strict=True))
 
     def __getitem__(self, name: str) -> "LazyTensor":
-        return LazyTensor(self, name, self._entries[name])
+        """A tensor, of which nothing is read yet.
+
+        Raises:
+            TensorNotFound: the checkpoint has none of this name, or its component was not pulled. A `KeyError` too.
+        """
+        if name in self._entries:
+            return LazyTensor(self, name, self._entries[name])
+        absent = ", ".join(component.name.lower() for component in self._manifest.absent())
+        if absent:
+            raise self._not_pulled(f"tensor {name!r} is not in what is here of {self._manifest.what}, without {absent}")
+        raise TensorNotFound(
+            f"{self._manifest.what} has no tensor {name!r}", hint=f"'cairn show {self._selector} --tensors' lists them"
+        )
+
+    def _not_pulled(self, what: str) -> TensorNotFound:
+        return TensorNotFound(
+            f"{what}: it was brought in part", hint=f"'cairn pull {self._selector}' brings the rest, then open it again"
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -138,30 +155,43 @@ class OpenCheckpoint(Mapping[str, "LazyTensor"]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def read(self, entry: TensorEntry, box: Box) -> "np.ndarray[Any, Any]":
-        """A box of a tensor, as integers of its elements' width."""
+    def read(self, name: str, box: Box) -> "np.ndarray[Any, Any]":
+        """A box of a tensor, as integers of its elements' width.
+
+        Raises:
+            TensorNotFound: it was not pulled.
+        """
         if self._closed:
             raise UsageError("this checkpoint was closed", hint="open it again, or read inside of 'with'")
-        manifest = self._manifest
+        manifest, entry = self._manifest, self._entries[name]
         array: np.ndarray[Any, Any] = np.empty(box.lengths, NUMPY_OF_WIDTH[BITS[entry.dtype] // 8])
-        if array.size:
-            pages = manifest.fetch(pages_within(manifest, entry, [box]))
-            stored = StoredTensor.of(entry, *stored_within(manifest, entry, [box], pages))
-            plan, chunks = BoxPlan(), manifest.chunks
-            plan.add(stored, [Target(box, array)])
-            reads = plan_reads(plan.groups(), chunks.index, chunks.access.keys.chunk, LAZY_READ_BYTES_MAX).spread()
-            plan.copy_inline()
-            longest = max((one.length for batch in reads.batches for one in batch.ranges), default=0)
-            threads = min(reading_threads(chunks, longest + CHUNK_BYTES_MAX), len(reads.batches))
-            execute(reads, chunks, plan.deliver, threads, plan.place)
+        try:
+            if array.size:
+                self._fill(entry, box, array)
+        except (MissingData, NotFoundError) as error:
+            if not manifest.state.partial:
+                raise
+            raise self._not_pulled(f"tensor {name!r} of {manifest.what} is not here") from error
         return array
+
+    def _fill(self, entry: TensorEntry, box: Box, array: "np.ndarray[Any, Any]") -> None:
+        manifest = self._manifest
+        pages = manifest.fetch(pages_within(manifest, entry, [box]))
+        stored = StoredTensor.of(entry, *stored_within(manifest, entry, [box], pages))
+        plan, chunks = BoxPlan(), manifest.chunks
+        plan.add(stored, [Target(box, array)])
+        reads = plan_reads(plan.groups(), chunks.index, chunks.access.keys.chunk, LAZY_READ_BYTES_MAX).spread()
+        plan.copy_inline()
+        longest = max((one.length for batch in reads.batches for one in batch.ranges), default=0)
+        threads = min(reading_threads(chunks, longest + CHUNK_BYTES_MAX), len(reads.batches))
+        execute(reads, chunks, plan.deliver, threads, plan.place)
 
 
 class LazyTensor:
     """A tensor that is read when it is sliced: by whole numbers, slices and `...`, as numpy does."""
 
     def __init__(self, checkpoint: OpenCheckpoint, name: str, entry: TensorEntry) -> None:
-        self._checkpoint, self._entry = checkpoint, entry
+        self._checkpoint = checkpoint
         self.name, self.dtype, self.shape = name, entry.dtype, entry.shape
 
     def __repr__(self) -> str:
@@ -191,11 +221,11 @@ class LazyTensor:
         """
         box, within = _box_of(index if isinstance(index, tuple) else (index,), self.shape)
         convert = _to_torch(self) if self._checkpoint.framework == "torch" else _to_numpy(self)
-        array = self._checkpoint.read(self._entry, box)[within]
+        array = self._checkpoint.read(self.name, box)[within]
         return convert(array if array.flags.c_contiguous else array.copy())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> "np.ndarray[Any, Any]":
-        read = self._checkpoint.read(self._entry, Box((0,) * len(self.shape), self.shape))
+        read = self._checkpoint.read(self.name, Box((0,) * len(self.shape), self.shape))
         whole: np.ndarray[Any, Any] = _to_numpy(self)(read)
         return whole if dtype is None else whole.astype(dtype, copy=False)
 

@@ -91,7 +91,7 @@ class S3Backend:
                     return
                 # The name is taken, if only by an earlier try of ours, or by one that a proxy made of it.
                 if answer.status == 412:
-                    if self._mark_of(name, unsure, patience) == mark:
+                    if self._mark_of(name, size, unsure, patience) == mark:
                         return
                     raise ObjectExists(f"{name} exists already")
                 if not passing(answer):
@@ -104,7 +104,7 @@ class S3Backend:
                 if not unsure:
                     raise self._unavailable("create", name, trouble, asked)
                 break
-            if unsure and (found := self._mark_of(name, unsure, patience)) is not None:
+            if unsure and (found := self._mark_of(name, size, unsure, patience)) is not None:
                 if found == mark:
                     return
                 raise ObjectExists(f"{name} exists already")
@@ -282,8 +282,11 @@ class S3Backend:
         target = f"{path}?{encoded(query)}" if query else path
         return self._connections.exchange(Request(method, target, signed, parts, into, body_bytes_max))
 
-    def _mark_of(self, name: str, unsure: str, patience: Patience) -> str | None:
-        """The mark of the object that has the name, empty if it has none or may not be seen; None for no object."""
+    def _mark_of(self, name: str, size: int, unsure: str, patience: Patience) -> str | None:
+        """The mark of the object that has the name; empty if it has none, another size, or may not be seen.
+
+        None for no object. (There are servers that keep half an upload when its connection breaks, mark and all.)
+        """
         try:
             answer = self._ask("read", name, "HEAD", self._path(name), patience=patience)
         except ObjectNotFound:
@@ -295,7 +298,8 @@ class S3Backend:
                 f"no answer to the creation of {name} ({unsure or 'the name is taken'}), nor to whose object it is",
                 hint=_GIVE_UP,
             ) from error
-        return answer.headers.get(_MARK, "")
+        whole = answer.headers.get("content-length") == str(size)
+        return answer.headers.get(_MARK, "") if whole else ""
 
     def _unavailable(self, action: str, name: str, trouble: str, asked: float | None) -> CairnError:
         wait = f" and asks to be left alone for {asked:.0f} s" if asked else ""

@@ -42,6 +42,7 @@ class ObjectKind(IntEnum):
     SESSION = 6
     CACHE = 7
     FRAGMENT = 8
+    SNAPSHOT = 9
     PIN = 10
 
 

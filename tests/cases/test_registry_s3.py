@@ -84,7 +84,7 @@ def test_a_push_survives_the_death_of_the_server(
         if push.returncode:
             assert "next: " in told, told
             shell("push", "m")
-        assert shell("verify", "--full", "--store", url).out.startswith("intact: 1 checkpoints")
+        assert shell("verify", "--full", "--store", url).out.startswith("intact: 1 checkpoint")
         names = [one for one in server.backend("store").list("objects") if one.name.endswith(".pack")]
         assert sum(one.size for one in names) < 1.4 * 200 * MIB
         out = shell.fresh("out")

@@ -36,7 +36,7 @@ def test_a_push_that_is_refused(shell: Shell, remote: FakeS3, reply: Reply, code
     assert text in done.err and said_nothing(done.out + done.err)
     remote.script = []
     shell("push", "m")
-    assert shell("verify", "--full", "--store", URL).out.startswith("intact: 1 checkpoints")
+    assert shell("verify", "--full", "--store", URL).out.startswith("intact: 1 checkpoint")
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])

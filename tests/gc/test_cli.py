@@ -26,7 +26,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
 
 def test_verify_of_a_whole_store(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["verify"]) == 0
-    assert capfd.readouterr().out.startswith("intact: 1 checkpoints, ")
+    assert capfd.readouterr().out.startswith("intact: 1 checkpoint, ")
     assert run(["verify", "--full", "--json"]) == 0
     report = json.loads(capfd.readouterr().out)
     assert (report["ok"], report["full"], report["checkpoints"], report["errors"]) == (True, True, 1, [])
@@ -49,7 +49,7 @@ def test_verify_of_a_damaged_store(store: Path, capfd: pytest.CaptureFixture[str
     assert "tensor layer\x1b" in error["what"] and "m.safetensors" in error["what"]
     assert run(["verify", "--full"]) == 6
     out = capfd.readouterr().out
-    assert out.startswith("DAMAGED: 1 objects, 1 affected checkpoints (checked: 1 checkpoints") and name in out
+    assert out.startswith("DAMAGED: 1 object, 1 affected checkpoint (checked: 1 checkpoint") and name in out
     assert f"affects net@{error['checkpoint'][:12]}" in out and "next: " in out
     assert "\x1b" not in out
     assert run(["verify", "--full", "-q"]) == 6

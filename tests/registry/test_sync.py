@@ -149,7 +149,8 @@ def test_H12_a_branch_that_moves_meanwhile_is_appended_to(sites: tuple[Site, Sit
         return append(build)  # type: ignore[arg-type]  # what it was given
 
     target.append = late  # type: ignore[method-assign]  # to be late
-    send(here.registry(), target, "m", SendOptions())
+    sent = send(here.registry(), target, "m", SendOptions())
+    assert sent.appended_to == theirs
     registry = there.registry()
     assert [line.id for line in history(registry, *tip(registry))][:2] == [ours, theirs]
     assert clean(there)

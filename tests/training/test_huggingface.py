@@ -108,7 +108,7 @@ def test_a_loop_of_accelerates_resumes_exactly(example: ModuleType, store: Path)
         }  # fmt: skip
         random_states = {"rng": cairn.RngState()}
         found = []
-        with cairn.Checkpointer(store, "loop", capture="overlap") as checkpointer:
+        with cairn.Checkpointer(store, "loop", capture="overlap", start_over=not first) as checkpointer:
             if first:
                 checkpointer.load(state)
             assert state["step"] == first

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import cairn
-from cairn.core.errors import StateMismatch
+from cairn.core.errors import StateMismatch, TensorNotFound
 from cairn.registry.stores import create_twin
 from cairn.store.crypto.components import ComponentClass
 
@@ -32,6 +32,11 @@ def test_weights_come_first_and_the_rest_when_it_is_needed(store: Path, tmp_path
         weights = cairn.Selection(frozenset([ComponentClass.WEIGHTS]))
         part = cairn.send(registry, other, "m", cairn.SendOptions(selection=weights))
         assert part.partial
+        with cairn.open("m", other) as opened:
+            assert set(opened) == {f"model/{name}" for name, _ in model.named_parameters()}
+            with pytest.raises(KeyError, match="without optimizer, training: it was brought in part") as lacking:
+                opened["optimizer/state/0.weight/exp_avg"]
+        assert isinstance(lacking.value, TensorNotFound) and "cairn pull m" in lacking.value.hint
         target, target_optimizer = trained(2)
         with cairn.Checkpointer(other, "m") as checkpointer:
             checkpointer.load({"model": target}, resume=False)

@@ -139,7 +139,8 @@ def _leftovers(registry: Registry, state: State, sessions: list[SeenSession]) ->
         return Remark(
             "leftovers", NOTE, text, "cairn gc apply --yes frees them; 'cairn gc plan' tells what else would go"
         )
-    return Remark("leftovers", FINE, f"nothing is left over; live writers have {size(sum(found.values()))} under way")
+    under_way = f"; live writers have {size(sum(found.values()))} under way" if found else ""
+    return Remark("leftovers", FINE, f"nothing is left over{under_way}")
 
 
 def _deleted(registry: Registry) -> Iterator[Remark]:

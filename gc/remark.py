@@ -36,6 +36,6 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
-def several(count: int, what: str) -> str:
-    """`1 pack`, `2 packs`."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def several(count: int, what: str, plural: str = "") -> str:
+    """`1 pack`, `2 packs`; `plural` is that of a noun that does not just take an s."""
+    return f"{count} {what if count == 1 else plural or what + 's'}"

@@ -8,6 +8,7 @@ from cairn.core.ids import ContentId, short
 from cairn.core.limits import CHUNK_BYTES_MAX, PACK_BYTES_TARGET, TRANSFERS_AT_ONCE
 from cairn.core.pool import Pool, threads_within_budget
 from cairn.core.progress import Progress
+from cairn.gc.remark import several, size
 from cairn.gc.scrub import Scrub
 from cairn.registry.opened import OpenStore
 from cairn.registry.registry import Registry
@@ -48,8 +49,8 @@ class ContentRepair:
                     with self._lock:
                         brought.add(identifier)
                         key = wanted[identifier], source
-                        count, size = self._told.get(key, (0, 0))
-                        self._told[key] = count + 1, size + len(sealed)
+                        count, total = self._told.get(key, (0, 0))
+                        self._told[key] = count + 1, total + len(sealed)
 
         Pool[ContentId](threads_within_budget(_WORKER_BYTES, TRANSFERS_AT_ONCE), work).run(wanted)
         return brought
@@ -57,8 +58,8 @@ class ContentRepair:
     def told(self) -> list[tuple[str, str, str]]:
         """Object, what was brought in its place, and from where."""
         return [
-            (name, f"{count} chunks and pages, {size} bytes", source)
-            for (name, source), (count, size) in sorted(self._told.items())
+            (name, f"{several(count, 'chunk or page', 'chunks and pages')}, {size(total)}", source)
+            for (name, source), (count, total) in sorted(self._told.items())
         ]
 
     def _wanted(self) -> dict[ContentId, str]:

@@ -124,13 +124,14 @@ class Repair:
         uploads = Uploads(opened, session)
         good = session.settle()
         fixes = manifests.fixes(uploads)
-        if moved and not any(fix.readable for fix in fixes):
-            fixes.append(Fix(self._root_of(moved)))
+        carrier = self._root_of(moved) if moved and not any(fix.readable for fix in fixes) else None
+        if carrier is not None:
+            fixes.append(Fix(carrier))
         done: list[Mended] = []
         # What was stored anew travels with the first entry whose list can be read.
         fixes.sort(key=lambda fix: not fix.readable)
         for number, fix in enumerate(fixes):
-            carried = save if moved and not number else None
+            carried = save if moved and fix.readable and not number else None
             self._supply(uploads, fix, good, carried)
             done += [Mended(*one) for one in (fix.told + (content.told() if carried else []))]
         for piece in self._scrub.directories.bad_pieces:
@@ -138,15 +139,20 @@ class Repair:
         self._mended += done
         return bool(done)
 
-    def _root_of(self, ids: set[ContentId]) -> Root:
-        """A checkpoint that needs some of what was brought, and whose list can be read."""
+    def _root_of(self, ids: set[ContentId]) -> Root | None:
+        """A checkpoint that needs some of what was brought, and whose list can be read.
+
+        Failing that, any other: what only deleted checkpoints need travels with the entry of a live one.
+        """
+        other = None
         for _, root in roots_by_value(self._registry.state):
             try:
                 if not ids.isdisjoint(read_reachability(self._registry.opened, root.state)):
                     return root
             except CairnError:
                 continue  # its own damage is another matter
-        raise _Vanished("what was to be repaired is not needed any more")
+            other = other or root
+        return other
 
     def _supply(self, uploads: Uploads, fix: Fix, good: tuple[int, int], save: ChunkSave | None) -> None:
         packs, pieces = b"", tuple[ObjectRef, ...]()
@@ -183,7 +189,9 @@ class Repair:
     def _rebuild(self, uploads: Uploads, piece: Piece, good: tuple[int, int]) -> list[Mended]:
         name = piece.object.object_name("index")
         scrub = self._scrub
-        all_served = not scrub.manifests.unplaced and all(map(scrub.places.serves, scrub.manifests.needed))
+        all_served = not scrub.manifests.unplaced and all(
+            map(scrub.places.serves, scrub.manifests.needed | scrub.manifests.restorable)
+        )
         plain = rebuild_piece(self._registry.opened, scrub.state, piece, give_up=all_served)
         if plain is None:
             return []

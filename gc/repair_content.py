@@ -73,7 +73,7 @@ class ContentRepair:
                 held = [identifier for identifier, _ in scrub.directories.chunks(number)]
             name = scrub.state.pack(number).name
             for identifier in held or ():
-                if identifier in scrub.manifests.needed and not scrub.superseded.serves_better(identifier, number):
+                if scrub.manifests.keeps(identifier) and not scrub.superseded.serves_better(identifier, number):
                     found.setdefault(identifier, name)
         for identifier in sorted(scrub.manifests.unplaced):
             found.setdefault(identifier, "")

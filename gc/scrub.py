@@ -24,7 +24,7 @@ from cairn.gc.depth import FULL, QUICK, Depth
 from cairn.gc.orphans import report_orphans
 from cairn.gc.places import Damage, Places
 from cairn.gc.report import Findings, VerifyReport
-from cairn.gc.roots import live_checkpoints, named_objects, packs_in_force, roots_by_value
+from cairn.gc.roots import all_roots, live_checkpoints, named_objects, packs_in_force, roots_by_value
 from cairn.gc.scrub_chunks import ChunkCounts, ChunkScrub, PackCounts
 from cairn.gc.scrub_keys import check_keys
 from cairn.gc.scrub_log import affected_by, check_log
@@ -127,7 +127,7 @@ class Scrub:
         if self._depth.part:
             self._read_packs(packs)
         roots = live_checkpoints(state)
-        Blame(opened, self.places, self.manifests, findings).run(roots)
+        Blame(opened, self.places, self.manifests, findings).run(all_roots(state))
         if self.manifests.forgotten:
             cache = opened.home.cache_folder(opened.store)
             text = f"this machine's index lacks {self.manifests.forgotten} chunks that the store has: remove {cache}"
@@ -171,6 +171,9 @@ class Scrub:
             known = len(self.manifests.packs)
             self.manifests.check(root)
             found.setdefault(name, []).extend(list(self.manifests.packs)[known:])
+        for root in all_roots(self.state):
+            if root.checkpoint not in self.state.models[root.model].checkpoints:
+                self.manifests.check_deleted(root)
         found[_UNNEEDED] = [number for number in packs_in_force(self.state) if number not in self.manifests.packs]
         return found
 

@@ -22,7 +22,8 @@ class ManifestScrub:
 
     Attributes:
         needed: ids of all chunks and pages.
-        unplaced: those of them that neither an index piece nor a footer lists.
+        restorable: what only deleted checkpoints need that can be restored.
+        unplaced: those of both that neither an index piece nor a footer lists.
         forgotten: number of those that are placed, but not in this machine's own index.
         packs: those that hold what is needed, in the order in which it was asked for.
         unlisted: of a checkpoint whose reachability list is bad: what its manifest names, if all of it could be read.
@@ -35,6 +36,7 @@ class ManifestScrub:
         self._findings = findings
         self.pages = PageReader(registry.opened.keys, places)
         self.needed: set[ContentId] = set()
+        self.restorable: set[ContentId] = set()
         self.unplaced: set[ContentId] = set()
         self.forgotten = 0
         self.packs: dict[int, None] = {}
@@ -74,6 +76,18 @@ class ManifestScrub:
                 raise IntegrityError(f"it lacks {lacking} ids that the manifest names and lists {surplus} others")
             del self.unlisted[root.model, root.checkpoint]
         self._place(named - self.needed)
+
+    def check_deleted(self, root: Root) -> None:
+        """Take in what a deleted checkpoint needs that can be restored, by its list alone; after all others."""
+        target = (root.model.hex(), root.checkpoint.hex())
+        with self._findings.about(root.state.reachability.object_name("reach"), [target]):
+            fresh = set(read_reachability(self._registry.opened, root.state)) - self.needed - self.restorable
+            self.restorable.update(fresh)
+            self.unplaced.update(one for one in fresh if not self._places.locations(one, marked=True))
+
+    def keeps(self, identifier: ContentId) -> bool:
+        """Whether anybody needs a chunk or page, or would if he were restored."""
+        return identifier in self.needed or identifier in self.restorable
 
     def _component(self, manifest: CheckpointManifest, ref: RootRef, root: Root, named: set[ContentId]) -> bool:
         """Read a component's pages; True if all that they name is known."""

@@ -16,7 +16,7 @@ class Superseded:
     """
 
     def __init__(self, state: State, places: Places, directories: PackDirectories, manifests: ManifestScrub) -> None:
-        self._places, self._directories, self._needed = places, directories, manifests.needed
+        self._places, self._directories, self._manifests = places, directories, manifests
         self._packs: dict[str, bool] = {}
         bad: dict[int, list[Damage]] = {}
         for damage in places.damages():
@@ -35,7 +35,7 @@ class Superseded:
             if held is None:
                 return False
             ids.update(held)
-        return all(self.serves_better(identifier, number) for identifier in ids & self._needed)
+        return all(self.serves_better(identifier, number) for identifier in ids if self._manifests.keeps(identifier))
 
     def serves_better(self, identifier: ContentId, number: int) -> bool:
         """Whether a copy in another pack is good, and collectors prefer it to that in a damaged pack."""

@@ -12,6 +12,7 @@ from cairn.gc.depth import FULL, QUICK, Depth
 from cairn.gc.repair import Repair, RepairReport
 from cairn.gc.scrub import verify
 from cairn.registry.delivery import Selection
+from cairn.registry.entries import Drop, Tombstone
 from cairn.registry.registry import Registry
 from cairn.registry.sync import SendOptions, send
 from cairn.store.backends.faults import Crash, FaultyBackend, Stopped
@@ -166,6 +167,33 @@ def test_a_partial_checkpoint_is_mended_in_part(sites: tuple[Site, Site], tree: 
     harm(here, [partial[0].reachability.object_name("reach")], lost)
     done = repair(here, there)
     assert done.after.ok, done.after.errors
+
+
+def test_what_can_be_restored_is_looked_after_until_it_is_dropped(sites: tuple[Site, Site], tree: Path) -> None:
+    here, _ = sites
+    before = set(here.names(".pack"))
+    (tree / "more").write_bytes(random.Random(6).randbytes(150_000))
+    gone = commit_tree(here.registry(), tree, step=3)
+    fresh = sorted(set(here.names(".pack")) - before, key=here.backend.size)
+    (tree / "more").write_bytes(random.Random(7).randbytes(150_000))
+    commit_tree(here.registry(), tree, step=4)
+    registry = here.registry()
+    registry.append(lambda state: Tombstone(gone.model, (gone.checkpoint,), 0, "test"))
+    # Of a pack with a damaged end, all chunks can still be copied.
+    harm(here, fresh[-1:], lambda data: data[:-3] + b"\0\0\0")
+    report = verify(here.registry(), full=True)
+    assert not report.ok and {one.object for one in report.errors} == {fresh[-1]}
+    done = repair(here)
+    assert done.after.ok and {one.object for one in done.after.superseded} == {fresh[-1]}
+    harm(here, [name for name in here.names(".pack") if name not in {*before, *fresh}][-1:], lost)
+    reach = registry.state.models[gone.model].gone[gone.checkpoint].checkpoint
+    assert reach is not None
+    harm(here, [reach.reachability.object_name("reach")], changed)
+    report = verify(here.registry(), full=True)
+    assert gone.checkpoint.hex() in {one.checkpoint for one in report.errors}
+    registry.append(lambda state: Drop(gone.model, (gone.checkpoint,)))
+    report = verify(here.registry(), full=True)
+    assert gone.checkpoint.hex() not in {one.checkpoint for one in report.errors}
 
 
 def test_it_can_be_stopped_anywhere_and_run_again(sites: tuple[Site, Site], tree: Path, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def _checkpoint(registry: Registry, subject: Subject) -> tuple[bool, str]:
             return True, "it is here; 'cairn why-kept' tells why"
         gone = model.gone.get(subject.checkpoint)
         if gone is not None and gone.checkpoint is not None:
-            return False, f"it was deleted ({gone.cause}) and can still be restored"
+            return False, f"it was deleted ({gone.cause}) and can still be restored: 'cairn delete restore'"
         if gone is not None:
             return False, f"it was deleted ({gone.cause}) and can no longer be restored"
     return False, "the log does not know it any more"

@@ -1,6 +1,6 @@
 """`cairn verify`: is everything that was committed still there, byte for byte? And if not, can it be mended?"""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,7 +61,8 @@ def command(
     if sources and not repair:
         raise UsageError("--from says where to mend from", hint="add --repair")
     part = 1.0 if full else 0.0 if sampled is None else sampled / 100
-    run = _Run(part, seed, restart, max_age * _DAY_SECONDS, record, repair, sources)
+    told = None if quiet or as_json else lambda text: note(f"found: {text}")
+    run = _Run(part, seed, restart, max_age * _DAY_SECONDS, record, repair, sources, told)
     with ProgressBar(quiet or as_json) as progress:
         try:
             report = run.verify(progress)
@@ -86,8 +87,9 @@ class _Run:
 
     def __init__(
         self, part: float, seed: str, restart: bool, max_age_seconds: float, record: bool, repair: bool,
-        sources: tuple[str, ...],
+        sources: tuple[str, ...], told: Callable[[str], None] | None,
     ) -> None:  # fmt: skip
+        self._told = told
         self._part, self._seed, self._restart, self._max_age = part, seed, restart, max_age_seconds
         self._record, self._repair, self._sources = record, repair, sources
         self.mended: tuple[Mended, ...] = ()
@@ -139,10 +141,10 @@ class _Run:
         from cairn.gc.scrub import verify
 
         if not self._repair:
-            return verify(registry, progress=progress, depth=depth, memory=memory)
+            return verify(registry, progress=progress, depth=depth, memory=memory, told=self._told)
         with ExitStack() as stack:
             sources = {name: stack.enter_context(closing(one)) for name, one in _open_sources(registry, self._sources)}
-            done = Repair(registry, sources, depth, progress, memory).run()
+            done = Repair(registry, sources, depth, progress, memory, self._told).run()
         self.mended = done.mended
         return done.after
 

@@ -8,7 +8,7 @@ One round mends what is in reach, a scrub looks again, and the next round goes b
 pages, pages show their chunks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -72,15 +72,17 @@ class Repair:
         depth: Depth,
         progress: Progress | None = None,
         memory: ScrubMemory | None = None,
+        told: Callable[[str], None] | None = None,
     ) -> None:
         """Nothing happens before `run`.
 
         Args:
             sources: other stores of the tenant, by what to call them.
+            told: see `verify`.
         """
         self._registry, self._sources = registry, dict(sources)
         self._progress = progress or Silent()
-        self._scrub = Scrub(registry, depth, self._progress, memory)
+        self._scrub = Scrub(registry, depth, self._progress, memory, told)
         self._mended: list[Mended] = []
 
     def run(self) -> RepairReport:

@@ -14,6 +14,7 @@ Beside a collector, what was in force may be gone when it is read. So if damage 
 something went, all is looked at once more; packs that were read are not read again.
 """
 
+from collections.abc import Callable
 from contextlib import closing, suppress
 
 from cairn.core.errors import CairnError, ObjectNotFound
@@ -23,6 +24,7 @@ from cairn.gc.blame import Blame
 from cairn.gc.depth import FULL, QUICK, Depth
 from cairn.gc.orphans import report_orphans
 from cairn.gc.places import Damage, Places
+from cairn.gc.remark import several
 from cairn.gc.report import Findings, VerifyReport
 from cairn.gc.roots import all_roots, live_checkpoints, named_objects, packs_in_force, roots_by_value
 from cairn.gc.scrub_chunks import ChunkCounts, ChunkScrub, PackCounts
@@ -52,6 +54,7 @@ def verify(
     *,
     depth: Depth | None = None,
     memory: ScrubMemory | None = None,
+    told: Callable[[str], None] | None = None,
 ) -> VerifyReport:
     """Check a store; damage is reported, not raised.
 
@@ -59,11 +62,12 @@ def verify(
         full: open every stored chunk as well; else packs are checked by size, header, footer and trailer.
         depth: what is opened, in finer steps; `full` then says nothing.
         memory: of an interrupted run, which this one goes on with.
+        told: told at once of each pack in which damage is found: the report may be hours away.
 
     Raises:
         TryAgain: the storage gives no answer for now.
     """
-    with closing(Scrub(registry, depth or (FULL if full else QUICK), progress, memory)) as scrub:
+    with closing(Scrub(registry, depth or (FULL if full else QUICK), progress, memory, told)) as scrub:
         return scrub.run()
 
 
@@ -82,9 +86,14 @@ class Scrub:
     findings: Findings
 
     def __init__(
-        self, registry: Registry, depth: Depth, progress: Progress | None = None, memory: ScrubMemory | None = None
+        self,
+        registry: Registry,
+        depth: Depth,
+        progress: Progress | None = None,
+        memory: ScrubMemory | None = None,
+        told: Callable[[str], None] | None = None,
     ) -> None:
-        self._registry, self._depth, self._memory = registry, depth, memory
+        self._registry, self._depth, self._memory, self._told = registry, depth, memory, told
         self._progress = progress or Silent()
         self._counts = ChunkCounts()
         self._remembered = 0
@@ -194,6 +203,9 @@ class Scrub:
             scrub.run(self.directories, fresh, self._depth, self._progress)
 
     def _note_read(self, number: int, counts: PackCounts) -> None:
+        if counts.bad and self._told is not None:
+            what = several(counts.bad, "chunk or page is", "chunks and pages are")
+            self._told(f"{self.state.pack(number).name}: {what} damaged")
         if counts.blind:
             return  # once the page can be read that names the rest, that is to be opened
         self._read.add(number)

@@ -71,6 +71,17 @@ def test_an_interrupted_run_goes_on(shell: Shell, packs: list[Path], monkeypatch
     assert shell.json("verify", "--full", "--restart")["packs_remembered"] == 0
 
 
+def test_damage_is_told_when_it_is_found(shell: Shell, packs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    harm(packs[0])
+    name = packs[0].relative_to(shell.folder / ".cairn").as_posix()
+
+    def stopped(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cairn.gc.scrub.Blame", stopped)
+    assert f"found: {name}: 1 chunk or page is damaged" in shell("verify", "--full", code=130)
+
+
 def test_what_is_whole_is_recorded_on_request_only(shell: Shell, packs: list[Path]) -> None:
     entries = shell.json("stats")["log_entries"]
     shell("verify", "--full")

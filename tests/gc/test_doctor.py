@@ -55,6 +55,11 @@ def test_a_store_that_is_well_needs_no_hand(site: Site, commit: Callable[[int], 
     assert all(one.text for one in remarks)
 
 
+def test_a_store_in_no_folder_is_examined_too(tmp_path: Path) -> None:
+    topics = {one.topic for one in examine(new_site(tmp_path / "other").registry())}
+    assert "log" in topics and "space" not in topics
+
+
 def test_it_reads_no_pack(site: Site, commit: Callable[[int], object]) -> None:
     commit(1)
     through = FaultyBackend(site.backend)

@@ -29,12 +29,10 @@ def command() -> None:
 def plan(output: Path | None, max_unused: float, as_json: bool) -> None:
     """Show what a collection would remove; changes nothing."""
     from cairn.gc.collect import Collector, Options
-    from cairn.gc.drops import due_to_drop
     from cairn.gc.planfile import plan_facts, write_plan
 
     with open_registry() as registry, ProgressBar(as_json) as progress:
-        drops = due_to_drop(registry)
-        made = Collector(registry, Options(unused=_fraction(max_unused)), progress).plan(drops)
+        made = Collector(registry, Options(unused=_fraction(max_unused)), progress).plan()
         if output is not None:
             write_plan(made, registry.opened.store, output)
         if as_json:
@@ -65,7 +63,6 @@ def apply(
 ) -> None:  # fmt: skip
     """Collect: what FILE says, or all that can go. May be stopped at any time and run again."""
     from cairn.gc.collect import Collector, Options
-    from cairn.gc.drops import drop, due_to_drop
     from cairn.gc.planfile import read_plan
 
     if not yes:
@@ -77,11 +74,8 @@ def apply(
     with open_registry() as registry, ProgressBar(as_json) as progress:
         collector = Collector(registry, options, progress)
         if file is not None:
-            given = read_plan(file, registry.opened.store, registry.state)
-            drop(registry, given.drops)
-            done = collector.apply(given)
+            done = collector.apply(read_plan(file, registry.opened.store, registry.state))
         else:
-            drop(registry, due_to_drop(registry))
             done = collector.run()
     if as_json:
         emit_json(_facts(done))
@@ -163,6 +157,7 @@ def _render_plan(made: "Plan") -> None:
 def _facts(done: "Collected") -> dict[str, Any]:
     return {
         "rounds": done.rounds,
+        "checkpoints_dropped": done.checkpoints_dropped,
         "objects_deleted": done.objects_deleted,
         "bytes_deleted": done.bytes_deleted,
         "bytes_copied": done.bytes_copied,
@@ -179,6 +174,8 @@ def _render(done: "Collected", condemn_only: bool) -> None:
         note("next: 'cairn gc apply --yes' deletes it, 'cairn gc cancel --yes' takes it back")
     else:
         emit(f"deleted {done.objects_deleted} objects, {size(done.bytes_deleted)}")
+    if done.checkpoints_dropped:
+        emit(f"{done.checkpoints_dropped} deleted checkpoints can no longer be restored")
     if done.bytes_copied:
         emit(f"wrote {size(done.bytes_copied)} anew")
     if done.sessions_ended:

@@ -150,8 +150,10 @@ SESSION_SILENCE_SECONDS = 900.0
 # --- Collection -------------------------------------------------------------------------------
 # Of what lives in packs, how much may lie beside it unneeded before the emptiest are repacked.
 GC_UNUSED_FRACTION = 0.05
-# One round: what it copies shields its session for minutes, not hours; 29 bytes an object are half of a log entry.
-GC_REPACK_BYTES_PER_ROUND = 64 * GIB
+# One round: what it copies needs room until the old packs are deleted; 29 bytes an object, and at most 10 a pack, are
+# half of a log entry.
+GC_REPACK_BYTES_PER_ROUND = 8 * GIB
+GC_PACKS_PER_ROUND = 100_000
 GC_OBJECTS_PER_ROUND = 60_000
 # Deleted objects that one `gc.swept` entry tells of: an interrupted collector deletes at most so many again.
 GC_SWEEP_BATCH = 1000

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from cairn.core.errors import Overtaken, PlanVoid, TryAgain
+from cairn.core.errors import Overtaken, PlanVoid, RefusedError, StorageError, TryAgain
 from cairn.core.ids import SessionId
 from cairn.core.limits import (
     GC_LOOK_SECONDS_MAX,
@@ -18,6 +18,7 @@ from cairn.core.limits import (
 from cairn.core.progress import Progress, Silent
 from cairn.gc.counted import Counted
 from cairn.gc.deferred import Deferral
+from cairn.gc.drops import drop, due_to_drop
 from cairn.gc.merging import merge_pieces
 from cairn.gc.observe import SeenSession, list_pins, list_sessions, observe
 from cairn.gc.plan import Marked, Plan, make_plan, update_plan
@@ -64,6 +65,7 @@ class Collected:
 
     Args:
         rounds: that condemned something.
+        checkpoints_dropped: deleted ones that can no longer be restored.
         objects_deleted, bytes_deleted: what was deleted; bytes of packs by the log, of the rest by the listing.
         bytes_copied: what was repacked.
         objects_deferred: what stays condemned because a reader's pin protects it.
@@ -73,6 +75,7 @@ class Collected:
     """
 
     rounds: int = 0
+    checkpoints_dropped: int = 0
     objects_deleted: int = 0
     bytes_deleted: int = 0
     bytes_copied: int = 0
@@ -113,13 +116,9 @@ class Collector:
         self._sizes: dict[bytes, int] = {}
         self.done = Collected()
 
-    def plan(self, drops: Iterable[tuple[bytes, bytes]] = ()) -> Plan:
-        """What the next round would do; changes nothing.
-
-        Args:
-            drops: deleted checkpoints that count as dropped.
-        """
-        return self._observe_and_plan(drops)[0]
+    def plan(self) -> Plan:
+        """What a collection would begin with, deleted checkpoints whose time is over being dropped; changes nothing."""
+        return self._observe_and_plan(due_to_drop(self._registry))[0]
 
     def run(self) -> Collected:
         """Collect until nothing is left to collect.
@@ -127,12 +126,17 @@ class Collector:
         Raises:
             TryAgain: older sessions did not end in time; what is condemned is left for a later run.
             IntegrityError: a reachability list cannot be read; nothing more was deleted.
+            RefusedError: the storage does not promise what collection needs.
         """
-        self._registry.check_writable()
+        self._check_may_collect()
+        self.done.checkpoints_dropped = len(drop(self._registry, due_to_drop(self._registry)))
         if not self._options.condemn_only:
             self.done.pieces_merged = merge_pieces(self._registry)
         for _ in range(_ROUNDS_MAX):
             plan, marked = self._observe_and_plan()
+            if plan.repacked and (plan.dead or plan.objects):
+                # What needs no copying goes first: on a full disk there is no room for copies before.
+                plan.repacked, plan.complete = [], False
             if not plan.empty and not self._condemn(plan, marked):
                 continue
             self._sweep()
@@ -147,10 +151,11 @@ class Collector:
         Raises:
             PlanVoid: something was made live since it was made, or another collection went on.
         """
-        self._registry.check_writable()
+        self._check_may_collect()
         state = self._registry.refresh()
         if state.live_n >= plan.length:
             raise PlanVoid(f"log entry {state.live_n} came after the plan; nothing was changed", hint="plan again")
+        self.done.checkpoints_dropped = len(drop(self._registry, plan.drops))
         fresh, marked = self._observe_and_plan()
         fresh.dead = [number for number in fresh.dead if number in set(plan.dead)]
         fresh.repacked = [number for number in fresh.repacked if number in set(plan.repacked)]
@@ -160,10 +165,19 @@ class Collector:
         self._sweep()
         return self._finish()
 
+    def _check_may_collect(self) -> None:
+        self._registry.check_writable()
+        if not self._opened.backend.capabilities.exclusive_create:
+            raise RefusedError(
+                f"{self._opened.backend.url} cannot create an object only if its name is free: collection is not safe",
+                hint="copy the store to storage with conditional writes, with 'cairn push'",
+            )
+
     def _finish(self) -> Collected:
         self._counted.keep()
         if not self._options.condemn_only:
-            write_shortcuts(self._registry)
+            with suppress(StorageError):  # they only save time
+                write_shortcuts(self._registry)
         self._clear_the_dead()
         self._opened.backend.reclaim("")
         return self.done
@@ -171,6 +185,7 @@ class Collector:
     def _observe_and_plan(self, drops: Iterable[tuple[bytes, bytes]] = ()) -> tuple[Plan, Marked]:
         self._progress.stage("mark")
         observed = observe(self._registry, self._silence, self._options.dead)
+        self._silence.keep()
         self._sizes = observed.objects
         options = self._options
         return make_plan(
@@ -280,7 +295,7 @@ class Collector:
 
     def _older_sessions(self, epoch: int) -> list[SeenSession]:
         seen = list_sessions(self._opened, self._silence, self._options.dead)
-        self._silence.keep(f"{sessions.FOLDER}/{one.id.hex()}" for one in seen)
+        self._silence.keep()
         return [one for one in seen if one.epoch < epoch and not one.dead]
 
     def _delete(self, packs: list[int], keys: list[bytes]) -> None:

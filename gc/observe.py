@@ -81,9 +81,8 @@ def list_objects(opened: OpenStore) -> dict[bytes, int]:
 def list_sessions(opened: OpenStore, silence: Silence, dead: Collection[SessionId] = ()) -> list[SeenSession]:
     """All sessions, and which of them count as dead."""
     names = [listed.name for listed in opened.backend.list(session.FOLDER)]
-    ids = sessions_named(names)
-    stems = {one: f"{session.FOLDER}/{one.hex()}" for one in ids}
-    silence.look(stems.values(), names)
+    stems = {one: f"{session.FOLDER}/{one.hex()}" for one in sessions_named(names)}
+    silence.look(session.FOLDER, stems.values(), names)
     found = []
     for one, stem in stems.items():
         record = None
@@ -103,7 +102,7 @@ def list_pins(opened: OpenStore, silence: Silence) -> list[SeenPin]:
     """All pins, and which of them count as dead."""
     names = [listed.name for listed in opened.backend.list(pins.FOLDER)]
     stems = {name: name.removesuffix(pins.PIN) for name in pins_named(names)}
-    silence.look(stems.values(), names)
+    silence.look(pins.FOLDER, stems.values(), names)
     found = []
     for name, stem in stems.items():
         record = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cairn.core.limits import GC_OBJECTS_PER_ROUND, GC_REPACK_BYTES_PER_ROUND, GC_UNUSED_FRACTION
+from cairn.core.limits import GC_OBJECTS_PER_ROUND, GC_PACKS_PER_ROUND, GC_REPACK_BYTES_PER_ROUND, GC_UNUSED_FRACTION
 from cairn.gc.counted import Counted
 from cairn.gc.liveness import Array, Needed, Stored, stored_in
 from cairn.gc.observe import Observed
@@ -109,6 +109,8 @@ def _choose_packs(plan: Plan, state: State, stored: Stored, needed: Needed, unus
     numbers = [number for number in packs_in_force(state) if number not in stored.unknown]
     waste = {number: max(state.pack(number).size - int(least[number]), 0) for number in numbers}
     plan.dead = [number for number in numbers if not live[number]]
+    if len(plan.dead) > GC_PACKS_PER_ROUND:
+        plan.dead, plan.complete = plan.dead[:GC_PACKS_PER_ROUND], False
     kept = [number for number in numbers if live[number]]
     plan.bytes_live = int(live.sum())
     plan.bytes_freed = sum(state.pack(number).size for number in plan.dead)

@@ -31,6 +31,8 @@ class Silence:
         """
         self._path, self._clock, self._seconds = path, clock, seconds
         self._unreadable_seconds = min(seconds, _BEATS_OF_UNREADABLE * beat_seconds)
+        # Those of the last look into each folder.
+        self._looked: dict[str, set[str]] = {}
         # Newest beat of each, and when it was first seen.
         self._seen: dict[str, tuple[int, float]] = {}
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -40,14 +42,16 @@ class Silence:
         now = clock.monotonic()
         self._seen = {stem: (beat, at) for stem, (beat, at) in self._seen.items() if at <= now}
 
-    def look(self, stems: Iterable[str], names: Iterable[str]) -> None:
+    def look(self, folder: str, stems: Iterable[str], names: Iterable[str]) -> None:
         """Take in which beats there are now.
 
         Args:
-            stems: what the names of sessions or pins begin with.
-            names: of all objects in their folder.
+            folder: of sessions or pins.
+            stems: what the names of these begin with.
+            names: of all objects in it.
         """
         newest = dict.fromkeys(stems, 0)
+        self._looked[folder] = set(newest)
         for name in names:
             stem, beat, number = name.rpartition(BEAT)
             if beat and stem in newest and number.isdigit():
@@ -70,9 +74,9 @@ class Silence:
         patience = self._seconds if process is not None else self._unreadable_seconds
         return max(self._seen[stem][1] + patience - self._clock.monotonic(), 0.0)
 
-    def keep(self, stems: Iterable[str]) -> None:
-        """Note what was seen of these, for the next command."""
-        known = set(stems)
+    def keep(self) -> None:
+        """Note what was seen at the last looks, for the next command."""
+        known = set().union(*self._looked.values())
         noted = {"machine": this_machine(), "seen": {stem: seen for stem, seen in self._seen.items() if stem in known}}
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with suppress(OSError):

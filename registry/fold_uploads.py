@@ -22,6 +22,10 @@ from cairn.registry.state import (
     pack_keys,
     split_packs,
 )
+from cairn.store.index import PackRef
+
+# So few names are searched for in all that are known: a commit then costs no set of them.
+_SEARCHED_PACKS_MAX = 64
 
 
 def upload_refused(state: State, entry: Entry, payload: Upload, others: Iterable[bytes]) -> str | None:
@@ -92,6 +96,19 @@ def _relied_refused(state: State, payload: Upload) -> str | None:
     return None
 
 
+def _any_numbered(state: State, own: list[PackRef]) -> bool:
+    if len(own) > _SEARCHED_PACKS_MAX:
+        known = pack_keys(state.packs)
+        return any(pack_key(pack) in known for pack in own)
+    for pack in own:
+        at = state.packs.find(pack.key)
+        while at >= 0 and at % PACK_RECORD_BYTES:
+            at = state.packs.find(pack.key, at + 1)
+        if at >= 0:
+            return True
+    return False
+
+
 def _packs_refused(state: State, payload: Upload) -> str | None:
     own = split_packs(payload.packs)
     if own is None or len({pack.key for pack in own}) != len(own):
@@ -101,7 +118,6 @@ def _packs_refused(state: State, payload: Upload) -> str | None:
     sessions = set(payload.sessions)
     if any(pack.session not in sessions for pack in own):
         return "it lists a pack of a session that it does not name"
-    known = pack_keys(state.packs) if own else ()
-    if any(pack_key(pack) in known for pack in own):
+    if _any_numbered(state, own):
         return "it lists a pack that is numbered already"
     return None

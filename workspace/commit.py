@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.errors import BadName, IntegrityError, NotFoundError, UsageError
+from cairn.core.errors import BadName, ConflictError, IntegrityError, NotFoundError, RefMoved, UsageError
 from cairn.core.ids import CheckpointId, ContentId, ModelId
 from cairn.core.limits import MESSAGE_BYTES_MAX, PACK_BYTES_TARGET, STEP_MAX
 from cairn.core.pool import Pool, threads_within_budget
@@ -106,7 +106,14 @@ def commit(
     check_ref_name(options.branch)
     _check_options(options)
     registry.signer()
-    return _Commit(registry, path, model_name, options, progress or Silent()).run()
+    for left in reversed(range(_TRIES)):
+        try:
+            return _Commit(registry, path, model_name, options, progress or Silent()).run()
+        except ConflictError as error:
+            # A collection that did not wait for this writer, having taken it for dead: what it took is stored anew.
+            if isinstance(error, RefMoved) or not left:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _check_options(options: CommitOptions) -> None:
@@ -118,6 +125,10 @@ def _check_options(options: CommitOptions) -> None:
         raise UsageError("the message is not Unicode text") from None
     if length > MESSAGE_BYTES_MAX:
         raise UsageError(f"a message of {length} bytes is over the limit of {MESSAGE_BYTES_MAX}")
+
+
+# Commits that a collection overtakes are begun anew so often.
+_TRIES = 3
 
 
 class _Unread(msgspec.Struct, frozen=True):

@@ -23,7 +23,6 @@ from typing import Any
 
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.gc.collect import Collector
-from cairn.gc.drops import drop, due_to_drop
 from cairn.gc.roots import named_objects
 from cairn.gc.scrub import verify
 from cairn.registry.registry import Registry
@@ -132,7 +131,6 @@ class Soak:
 
     def _collect_all(self, registry: Registry) -> int:
         """Collect with nobody beside; afterwards only what is needed may be there."""
-        drop(registry, due_to_drop(registry))
         deleted = Collector(registry).run().objects_deleted
         again = Collector(registry).run()
         if again.objects_deleted or again.rounds:

@@ -18,7 +18,6 @@ from pathlib import Path
 from cairn.core.errors import CairnError, GoneError, NotFoundError, TryAgain
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.gc.collect import Collector, Options
-from cairn.gc.drops import drop, due_to_drop
 from cairn.registry.entries import Tombstone
 from cairn.registry.models import history, ref_value
 from cairn.registry.registry import Registry
@@ -108,7 +107,6 @@ def message_of(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> 
 
 def collector(registry: Registry, folder: Path, journal: Journal, name: str, dice: random.Random) -> None:
     """Collect once."""
-    drop(registry, due_to_drop(registry))
     try:
         done = Collector(registry, Options(wait_seconds=WAIT_SECONDS, unused=dice.choice((0.0, 0.05, 0.3)))).run()
     except TryAgain:

@@ -89,6 +89,11 @@ class Model(msgspec.Struct):
     runs: dict[bytes, int] = {}
     gone: dict[bytes, Gone] = {}
 
+    def parent_of(self, checkpoint: bytes) -> bytes | None:
+        """What a history goes on with behind a checkpoint, deleted ones included."""
+        held = self.checkpoints.get(checkpoint) or self.gone.get(checkpoint)
+        return held.parent if held is not None else None
+
 
 class Piece(msgspec.Struct, frozen=True):
     """An index piece in force and the numbers of the packs that it lists (`first` up to `first + count`)."""

@@ -178,10 +178,10 @@ def index(log: "Log", body: Fields, n: int) -> str | None:
     first, end = body["first"], body["first"] + body["count"]
     replaced = [piece for piece in held.pieces if first <= piece[1] < end]
     listed = {number for _, at, count in replaced for number in range(at, at + count)}
-    if not replaced or end > len(held.packs) or not listed <= set(range(first, end)):
-        return "it replaces no piece, or one in part"
-    if not held.swept.issuperset(set(range(first, end)) - listed):
-        return "it lists packs of other pieces"
+    if not replaced or end > len(held.packs):
+        return "it replaces no piece, or lists packs that do not exist"
+    if not held.swept.issuperset(listed ^ set(range(first, end))):
+        return "it replaces a piece in part, or lists packs of others"
     if body["piece"]["name"][:16] not in body["sessions"] or held.refuses_epoch(body["epoch"]) or held.condemns(key):
         return "its piece is not good"
     held.condemned.pop(key, None)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cairn.core.ids import ModelId
+from cairn.gc.collect import Collector
 from cairn.gc.roots import named_objects
 from cairn.registry.entries import Drop, Tombstone
 from cairn.registry.selectors import resolve
@@ -17,9 +18,9 @@ from cairn.registry.stores import open_store
 from cairn.store import chunkstore
 from tests.cases.preludes import SMALL_PACKS, fail_at_create, fail_at_delete, kill_at_create, stopped
 from tests.cases.shell import Shell, stored
-from tests.support.fake_s3 import BUCKET, fake_s3
+from tests.support.fake_s3 import BUCKET, Unfinished, fake_s3
 from tests.support.stores import commit_tree, new_site
-from tests.support.trees import snapshot
+from tests.support.trees import snapshot, write_files
 
 MIB = 1 << 20
 KILLED = -signal.SIGKILL
@@ -236,11 +237,20 @@ def leftover_bytes(store: Path) -> int:
     return sum(len(data) for name, data in stored(store / ".cairn").items() if name in names or "/." in name)
 
 
+def test_D19_a_collection_aborts_what_other_tools_left_in_the_bucket(tmp_path: Path) -> None:
+    with fake_s3() as fake:
+        site = new_site(tmp_path / "home", fake.backend())
+        commit_tree(site.registry(), write_files(tmp_path / "tree", noise(1)), "m")
+        objects = dict(fake.objects)
+        began_ns = site.clock.wall_ns() - 2 * 86_400_000_000_000
+        fake.uploads[("p/objects/some.pack", "id")] = Unfinished(began_ns, [5 << 20, 5 << 20], outlive=1)
+        Collector(site.registry()).run()
+        assert fake.uploads == {}
+        assert fake.objects.items() >= objects.items(), "objects stay"
+
+
 def test_D21_a_bucket_sees_one_small_conditional_put_last(tmp_path: Path) -> None:
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    for name, data in noise(1, 6).items():
-        (tree / name).write_bytes(data)
+    tree = write_files(tmp_path / "tree", noise(1, 6))
     with fake_s3() as fake:
         site = new_site(tmp_path / "home", fake.backend())
         registry = site.registry()

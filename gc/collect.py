@@ -145,9 +145,8 @@ class Collector:
                 plan.repacked, plan.complete = [], False
             if not plan.empty and not self._condemn(plan, marked):
                 continue
-            # Packs that go, even an earlier collection's, leave index pieces that only another round sees.
-            packs_went, seen_all = self._sweep(), plan.empty or plan.complete
-            if seen_all and not (packs_went or plan.dead or plan.repacked):
+            # Sweeping packs sets free what only the next round sees: their index pieces.
+            if not self._sweep() and (plan.empty or (plan.complete and not plan.dead and not plan.repacked)):
                 break
         return self._finish()
 
@@ -273,7 +272,11 @@ class Collector:
     # --- delete -------------------------------------------------------------------------------------
 
     def _sweep(self) -> bool:
-        """Raise the floor to the newest epoch that condemned, and delete what it allows; True if packs went."""
+        """Raise the floor to the newest epoch that condemned something, and delete what it allows.
+
+        Returns:
+            Whether packs went.
+        """
         state = self._registry.refresh()
         begun = [*state.condemned.values(), *state.condemned_objects.values()]
         if self.done.rounds:
@@ -287,9 +290,8 @@ class Collector:
         keys = [key for key, epoch in state.condemned_objects.items() if epoch <= state.floor]
         kept_packs, kept_keys = deferral.packs(packs), deferral.objects(keys)
         self.done.objects_deferred = len(kept_packs) + len(kept_keys)
-        going = sorted(set(packs) - kept_packs)
-        self._delete(going, sorted(set(keys) - kept_keys))
-        return bool(going)
+        self._delete(sorted(set(packs) - kept_packs), sorted(set(keys) - kept_keys))
+        return len(kept_packs) < len(packs)
 
     def _raise_floor(self, epoch: int) -> None:
         if self._registry.state.floor >= epoch:

@@ -21,6 +21,7 @@ from cairn.registry.delivery import Delivery, Selection
 from cairn.registry.entries import ModelCreate
 from cairn.registry.fold import BRANCH
 from cairn.registry.forward import check_keeps_history, check_moves_forward, is_ancestor
+from cairn.registry.fullness import telling_usage
 from cairn.registry.gone import check_may_return
 from cairn.registry.modelkeys import import_model_keys
 from cairn.registry.models import delete_ref, model_name, move_ref, ref_kind, ref_value, walk_history
@@ -103,7 +104,13 @@ def send(
         ConflictError: the target has another model of this name.
         GoneError: the checkpoint was deleted in the target, and can be restored there.
         IntegrityError: the source lacks something, or holds it damaged.
+        StorageFull: the target has no room; what was sent is kept for the next try.
     """
+    with telling_usage(target):
+        return _send(source, target, selector, options, progress)
+
+
+def _send(source: Registry, target: Registry, selector: str, options: SendOptions, progress: Progress | None) -> Sent:
     if not options.reseal:
         check_same_tenant(source, target)
     source.refresh()

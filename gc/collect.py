@@ -3,11 +3,12 @@
 It may stop anywhere: what is condemned stays so until a later run deletes it. `docs/design.md` says why it is safe.
 """
 
+import re
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from cairn.core.errors import Overtaken, PlanVoid, RefusedError, StorageError, TryAgain
+from cairn.core.errors import IntegrityError, Overtaken, PlanVoid, RefusedError, StorageError, TryAgain
 from cairn.core.ids import SessionId
 from cairn.core.limits import (
     GC_LOOK_SECONDS_MAX,
@@ -38,6 +39,8 @@ from cairn.store.index import encode_piece, pack_table
 
 _ROUNDS_MAX = 1000
 _FIRST_LOOK_SECONDS = 0.05
+# Sessions and pins, and what lies beside them.
+_BESIDE = re.compile(r"[a-z]+/[0-9a-f]{32}\.(open|pin|record-[0-9]+|beat-[0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,10 @@ class Collector:
 
     def plan(self) -> Plan:
         """What a collection would begin with, deleted checkpoints whose time is over being dropped; changes nothing."""
-        return self._observe_and_plan(due_to_drop(self._registry))[0]
+        plan, _ = self._observe_and_plan(due_to_drop(self._registry))
+        list_pins(self._opened, self._silence)  # whose silence counts from here on
+        self._silence.keep()
+        return plan
 
     def run(self) -> Collected:
         """Collect until nothing is left to collect.
@@ -139,9 +145,8 @@ class Collector:
                 plan.repacked, plan.complete = [], False
             if not plan.empty and not self._condemn(plan, marked):
                 continue
-            self._sweep()
-            # Sweeping sets free what only the next round sees: index pieces of packs that are gone.
-            if plan.empty or (plan.complete and not plan.dead and not plan.repacked):
+            # Sweeping packs sets free what only the next round sees: their index pieces.
+            if not self._sweep() and (plan.empty or (plan.complete and not plan.dead and not plan.repacked)):
                 break
         return self._finish()
 
@@ -188,14 +193,23 @@ class Collector:
         self._silence.keep()
         self._sizes = observed.objects
         options = self._options
-        return make_plan(
-            self._registry,
-            observed,
-            self._counted,
-            drops=drops,
-            unused=options.unused,
-            repack_bytes=options.repack_bytes,
-        )
+        try:
+            return make_plan(
+                self._registry,
+                observed,
+                self._counted,
+                drops=drops,
+                unused=options.unused,
+                repack_bytes=options.repack_bytes,
+            )
+        except IntegrityError:
+            if not self._went_on_since(observed.state.epoch):
+                raise
+        return self._observe_and_plan(drops)
+
+    def _went_on_since(self, epoch: int) -> bool:
+        """Whether another collection has condemned something, and may have deleted a list that was to be read."""
+        return self._registry.refresh().epoch != epoch
 
     # --- condemn ------------------------------------------------------------------------------------
 
@@ -208,6 +222,10 @@ class Collector:
                 self._progress.stage("condemn")
                 registry.append(lambda state: self._condemnation(state, plan, marked, copies))
         except (_Replan, Overtaken):
+            return False
+        except IntegrityError:
+            if not self._went_on_since(plan.epoch):
+                raise
             return False
         self.done.rounds += 1
         self.done.bytes_copied += copies.size
@@ -237,7 +255,7 @@ class Collector:
     def _condemnation(self, state: State, plan: Plan, marked: Marked, copies: "_Copies") -> Condemn:
         if state.epoch != plan.epoch:
             raise _Replan
-        if state.live_n >= plan.length:
+        if state.length > plan.length:
             update_plan(self._opened, plan, marked, copies.ids, state)
         return Condemn(
             sessions=copies.sessions,
@@ -253,14 +271,18 @@ class Collector:
 
     # --- delete -------------------------------------------------------------------------------------
 
-    def _sweep(self) -> None:
-        """Raise the floor to the newest epoch that condemned something, and delete what it allows."""
+    def _sweep(self) -> bool:
+        """Raise the floor to the newest epoch that condemned something, and delete what it allows.
+
+        Returns:
+            Whether packs went.
+        """
         state = self._registry.refresh()
         begun = [*state.condemned.values(), *state.condemned_objects.values()]
         if self.done.rounds:
             begun.append(state.epoch)
         if not begun or self._options.condemn_only:
-            return
+            return False
         self._raise_floor(max(begun))
         state = self._registry.state
         deferral = Deferral(self._registry, self._silence)
@@ -269,6 +291,7 @@ class Collector:
         kept_packs, kept_keys = deferral.packs(packs), deferral.objects(keys)
         self.done.objects_deferred = len(kept_packs) + len(kept_keys)
         self._delete(sorted(set(packs) - kept_packs), sorted(set(keys) - kept_keys))
+        return len(kept_packs) < len(packs)
 
     def _raise_floor(self, epoch: int) -> None:
         if self._registry.state.floor >= epoch:
@@ -333,21 +356,27 @@ class Collector:
     # --- afterwards ---------------------------------------------------------------------------------
 
     def _clear_the_dead(self) -> None:
-        """Remove the objects of sessions that count as dead and cannot commit any more, and of dead pins."""
+        """Remove the objects of sessions that count as dead and cannot commit any more, and of dead pins.
+
+        So go records and beats without the object by which they are found: what was given up wrongly may have gone on.
+        """
         floor, backend = self._registry.state.floor, self._opened.backend
-        gone = [
-            f"{sessions.FOLDER}/{one.id.hex()}"
+        ended = [
+            one.id.hex()
             for one in list_sessions(self._opened, self._silence, self._options.dead)
             if one.dead and one.epoch < floor
         ]
-        self.done.sessions_ended += len(gone)
-        gone += [one.name.removesuffix(pins.PIN) for one in list_pins(self._opened, self._silence) if one.dead]
-        for stem in gone:
-            folder, ends = stem.rpartition("/")[0], (f"{stem}{sessions.OPEN}", f"{stem}{pins.PIN}")
-            names = [listed.name for listed in backend.list(folder) if listed.name.startswith(f"{stem}.")]
+        self.done.sessions_ended += len(ended)
+        gone = {f"{sessions.FOLDER}/{one}" for one in ended}
+        gone |= {one.name.removesuffix(pins.PIN) for one in list_pins(self._opened, self._silence) if one.dead}
+        self._silence.keep()
+        for folder, ending in ((sessions.FOLDER, sessions.OPEN), (pins.FOLDER, pins.PIN)):
+            names = [listed.name for listed in backend.list(folder) if _BESIDE.fullmatch(listed.name)]
+            there = {name.removesuffix(ending) for name in names if name.endswith(ending)} - gone
             # By its own object it is found, so that goes last.
-            for name in sorted(names, key=lambda name: name in ends):
-                backend.delete(name)
+            for name in sorted(names, key=lambda name: name.endswith(ending)):
+                if name.partition(".")[0] not in there:
+                    backend.delete(name)
 
 
 def _who_is_waited_for(older: list[SeenSession]) -> str:

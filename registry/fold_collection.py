@@ -157,7 +157,8 @@ def verified(state: State, entry: Entry, payload: Verified) -> _Reason:
     if any(one not in model.checkpoints for one in payload.checkpoints):
         return "one of its checkpoints does not exist"
     for one in payload.checkpoints:
-        model.checkpoints[one] = msgspec.structs.replace(model.checkpoints[one], verified=payload.depth)
+        held = model.checkpoints[one]
+        model.checkpoints[one] = msgspec.structs.replace(held, verified=payload.depth, verified_at=entry.claimed_at)
     return None
 
 

@@ -51,6 +51,10 @@ class KeyHome:
         """Where it is noted how long sessions and pins of a store have been silent."""
         return self.state / "watched" / f"{store.hex()}.json"
 
+    def scrub_file(self, store: StoreId) -> Path:
+        """Where it is noted what an interrupted scrub of a store has read."""
+        return self.state / "scrubs" / f"{store.hex()}.jsonl"
+
     def remotes_file(self, store: StoreId) -> Path:
         """Where the remotes of a store are noted."""
         return self.data / "remotes" / f"{store.hex()}.json"

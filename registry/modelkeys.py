@@ -163,6 +163,7 @@ def store_model_keys(opened: OpenStore, keys: ModelKeys, wrap_with: KeyProvider 
     Raises:
         NotAllowed: only holders of the root key may.
     """
+    check_complete(keys)  # a wrap that lacks a half would lose it for good
     provider = wrap_with or opened.provider
     name = f"{_FOLDER}/{opened.entropy.token(RANDOM_ID_BYTES).hex()}"
     context = WrapContext(opened.store, WrapPurpose.MODEL_KEYS, keys.model)

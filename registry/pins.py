@@ -19,7 +19,7 @@ from cairn.registry.entries import ObjectRef
 from cairn.registry.heartbeat import Heartbeat
 from cairn.registry.opened import OpenStore
 from cairn.registry.registry import Registry
-from cairn.registry.state import objects_of
+from cairn.registry.state import Checkpoint, objects_of
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
 from cairn.store.crypto.signing import verify_signature
 
@@ -102,8 +102,25 @@ class Pin:
         Raises:
             NotFoundError: the model holds no such checkpoint, or no longer.
         """
-        opened, held = registry.opened, committed(registry, model, checkpoint)
-        identifier = opened.entropy.token(RANDOM_ID_BYTES)
+        self._opened, self.held = registry.opened, False
+        pinned, now = None, committed(registry, model, checkpoint)
+        # A supply, or a new commit of what had been dropped, may have come before the pin was there.
+        while pinned is None or (pinned.reachability, objects_of(pinned)) != (now.reachability, objects_of(now)):
+            self.release()
+            pinned = now
+            if not self._create(registry, model, checkpoint, pinned):
+                return
+            try:
+                registry.refresh()
+                now = committed(registry, model, checkpoint)
+            except BaseException:
+                self.release()
+                raise
+        self._heart.start()
+
+    def _create(self, registry: Registry, model: ModelId, checkpoint: CheckpointId, held: Checkpoint) -> bool:
+        """Create the object; False where the store cannot be written to."""
+        opened, identifier = self._opened, self._opened.entropy.token(RANDOM_ID_BYTES)
         record = PinRecord(
             identifier, model, checkpoint, held.reachability, b"".join(sorted(objects_of(held))),
             opened.identity.actor, opened.clock.wall_ns(), this_process(),
@@ -111,21 +128,14 @@ class Pin:
         plain = encode(record)
         signed = encode(_Signed(plain, opened.identity.sign(_SIGNED + plain)))
         sealed = seal_object(opened.secrets.k_log, opened.store, ObjectKind.PIN, signed, opened.entropy)
-        self._opened, self._stem = opened, f"{FOLDER}/{identifier.hex()}"
+        self._stem = f"{FOLDER}/{identifier.hex()}"
         self._heart = Heartbeat(opened, self._stem, registry.state.heartbeat_seconds)
         try:
             opened.backend.create(f"{self._stem}{PIN}", [sealed])
         except (NotAllowed, StorageError):
-            self.held = False
-            return
+            return False
         self.held = True
-        try:
-            registry.refresh()
-            committed(registry, model, checkpoint)
-        except BaseException:
-            self.release()
-            raise
-        self._heart.start()
+        return True
 
     def release(self) -> None:
         """The read is over."""

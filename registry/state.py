@@ -34,7 +34,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     Args:
         parent: what its ref pointed to before.
         quarantined: collection goes on without its reachability list, which is damaged.
-        verified: how thoroughly it was found whole, if it was.
+        verified: how thoroughly it was found whole, if it was; `verified_at`, when, by that machine's clock (ns).
     """
 
     n: int
@@ -50,6 +50,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     partial: bool = False
     quarantined: bool = False
     verified: str = ""
+    verified_at: int = 0
 
 
 class Gone(msgspec.Struct, frozen=True):

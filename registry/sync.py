@@ -20,11 +20,13 @@ from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.delivery import Delivery, Selection
 from cairn.registry.fold import BRANCH
 from cairn.registry.forward import check_keeps_history, check_moves_forward, is_ancestor
+from cairn.registry.fullness import telling_usage
 from cairn.registry.gone import check_may_return
 from cairn.registry.modelkeys import check_complete
 from cairn.registry.models import delete_ref, model_name, move_ref, ref_kind, ref_value, walk_history
 from cairn.registry.names import LATEST, MAIN, check_ref_name, model_tag
 from cairn.registry.newmodels import add_model
+from cairn.registry.pins import pinned
 from cairn.registry.registry import Registry
 from cairn.registry.reseal import reseal
 from cairn.registry.rotation import adopt_keys
@@ -98,7 +100,13 @@ def send(
         ConflictError: the target has another model of this name.
         GoneError: the checkpoint was deleted in the target, and can be restored there.
         IntegrityError: the source lacks something, or holds it damaged.
+        StorageFull: the target has no room; what was sent is kept for the next try.
     """
+    with telling_usage(target):
+        return _send(source, target, selector, options, progress)
+
+
+def _send(source: Registry, target: Registry, selector: str, options: SendOptions, progress: Progress | None) -> Sent:
     if not options.reseal:
         check_same_tenant(source, target)
     source.refresh()
@@ -109,7 +117,9 @@ def send(
     if options.reseal:
         if kind != BRANCH:
             raise UsageError(f"{name!r} is a tag", hint="name the branch that is to get it with --to")
-        return _reseal(source, target, CheckpointManifest(source, model, checkpoint), name, options, progress)
+        with pinned(source, model, checkpoint):
+            manifest = CheckpointManifest(source, model, checkpoint)
+            return _reseal(source, target, manifest, name, options, progress)
     bring_model(source, target, model)
     check_may_return(target, model, checkpoint)
     known = target.state.models[model]

@@ -95,12 +95,11 @@ class Transfer:
 
     def _missing(self, ids: list[ContentId], fresh: dict[ContentId, Named]) -> list[ContentId]:
         ids = ids if self._doubt else self._unknown(ids)
+        unsound = self._unsound(ids, fresh) if self._doubt else set()
         missing = []
         for identifier, found in zip(ids, self._index.locations_of(ids), strict=True):
             pack = next((at.pack for at in found if self._packs.has(at.pack)), None)
-            if self._doubt and not self._is_sound(*fresh[identifier]):
-                pack = None
-            if pack is not None:
+            if pack is not None and identifier not in unsound:
                 self._save.written.relied.add(pack)
             elif not self._save.claimed(identifier):
                 missing.append(identifier)
@@ -112,6 +111,16 @@ class Transfer:
         there = {one for one in set(packs) if self._index.is_in_force(one) and self._packs.has(one)}
         self._save.written.relied |= there
         return [identifier for identifier, pack in zip(ids, packs, strict=True) if pack not in there]
+
+    def _unsound(self, ids: list[ContentId], fresh: dict[ContentId, Named]) -> set[ContentId]:
+        """Ids that the target cannot read: many are read at once, as each is a request."""
+        found = set[ContentId]()
+
+        def work(jobs: Iterable[ContentId]) -> None:
+            found.update(identifier for identifier in jobs if not self._is_sound(*fresh[identifier]))
+
+        Pool[ContentId](threads_within_budget(2 * CHUNK_BYTES_MAX, TRANSFERS_AT_ONCE), work).run(ids)
+        return found
 
     def _is_sound(self, kind: ContentType, digest: Digest) -> bool:
         """Whether the target can read it; a place that fails is marked, so that it is not relied on."""

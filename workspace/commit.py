@@ -31,6 +31,7 @@ from cairn.manifests.dtypes import nbytes
 from cairn.manifests.schema import ComponentRoot, FileEntry, Parent, TensorEntry
 from cairn.registry.checkpoint import CheckpointManifest, split_digests
 from cairn.registry.fold import TAG
+from cairn.registry.fullness import telling_usage
 from cairn.registry.location import FOLDER
 from cairn.registry.manifestwriter import ManifestWriter
 from cairn.registry.metrics import checked_metrics
@@ -121,18 +122,20 @@ def commit(
     Raises:
         BadInput, InputChanged: the tree cannot be stored as it is.
         RefMoved: another writer moved the branch meanwhile.
+        StorageFull: no room; nothing was changed, and what was uploaded is left over.
     """
     check_model_name(model_name)
     check_ref_name(options.branch)
     _check_options(options)
     registry.signer()
-    for left in reversed(range(_TRIES)):
-        try:
-            return _Commit(registry, path, model_name, options, progress or Silent()).run()
-        except ConflictError as error:
-            # A collection that did not wait for this writer, having taken it for dead: what it took is stored anew.
-            if isinstance(error, RefMoved) or not left:
-                raise
+    with telling_usage(registry):
+        for left in reversed(range(_TRIES)):
+            try:
+                return _Commit(registry, path, model_name, options, progress or Silent()).run()
+            except ConflictError as error:
+                # A collection that did not wait for this writer, having taken it for dead: what it took is stored anew.
+                if isinstance(error, RefMoved) or not left:
+                    raise
     raise AssertionError("unreachable")
 
 

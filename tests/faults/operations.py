@@ -15,7 +15,9 @@ from cairn.core.clock import Clock, SystemClock
 from cairn.core.errors import IntegrityError, NotAStore, ObjectExists
 from cairn.core.ids import CheckpointId
 from cairn.gc.collect import Collector, Options
+from cairn.gc.depth import QUICK
 from cairn.gc.operator import uncondemn_all
+from cairn.gc.repair import Repair
 from cairn.registry import stores
 from cairn.registry.deletion import restore, tombstone
 from cairn.registry.delivery import Selection
@@ -112,6 +114,15 @@ def damaged(world: World) -> None:
     pushed()(world)
     there = world.sites["there"]
     there.backend.delete(there.names(".pack")[0])
+
+
+def harmed(world: World) -> None:
+    """Steps 1 and 2 in both stores; `here` has lost a pack, a body, a root and an index piece."""
+    steps(1, 2)(world)
+    push(world)
+    here = world.sites["here"]
+    for ending in (".pack", ".body", ".root", ".index"):
+        here.backend.delete(here.names(ending)[0])
 
 
 def tagged(world: World) -> None:
@@ -262,6 +273,12 @@ def cancelled(world: World) -> None:
         uncondemn_all(registry)
 
 
+def mended(world: World) -> None:
+    """Mend what is damaged from the other store."""
+    report = Repair(world.registry(), {"there": world.registry("there")}, QUICK).run()
+    assert report.after.ok, report.after.errors
+
+
 def retained(world: World) -> None:
     """Keep the newest two."""
     registry = world.registry()
@@ -299,6 +316,7 @@ OPERATIONS = [
     Operation("pull", steps(1, name="there"), sent("there", "here"), BOTH),
     Operation("gc apply", littered, lambda world: collect(world.registry(), 1)),
     Operation("gc cancel", condemned, cancelled),
+    Operation("verify --repair", harmed, mended, BOTH),
     Operation("retain apply", steps(1, 2, 3, 4), retained, takes=frozenset({1, 2})),
     Operation("delete restore", tombstoned, restored),
     Operation("save", saved, load_and_save, clock=SystemClock),

@@ -5,9 +5,10 @@ import hashlib
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from tests.vectors.format import reader_collection
+from tests.vectors.format import reader_collection, reader_rights
 from tests.vectors.format.reader import LOG_ENTRY, MIB, Damaged, Fields, Vault, decode, hash_of, require
 from tests.vectors.format.reader_collection import Collection, objects_of
+from tests.vectors.format.reader_rights import Rights, given, retired
 
 
 def merkle_root(leaves: list[bytes]) -> bytes:
@@ -26,6 +27,7 @@ class Log:
         self.owners: list[bytes] = []
         self.models: dict[bytes, Fields] = {}
         self.collection = Collection()
+        self.rights = Rights()
         self.void: dict[int, str] = {}
         self.leaves: list[bytes] = []
         suspects: list[int] = []
@@ -49,7 +51,7 @@ class Log:
         """The entry, if it opens, is signed, belongs here and its actor may write; entry 0 has to."""
         try:
             entry = self._open(n, stored)
-            require(n == 0 or entry["actor"] in self.owners, "its actor is no owner")
+            require(n == 0 or self.rights.may_write(self, entry["actor"]), "its actor may write nothing")
             return entry
         except Damaged as error:
             require(n > 0, f"entry 0: {error}")
@@ -75,14 +77,20 @@ class Log:
         if n == 0:
             require(kind == "init" and body["owner"] == entry["actor"], "entry 0 is no init entry")
             require(hash_of(body["founding"], length=16) == self._vault.tenant, "founding record")
-            self.owners = [body["owner"], body["recovery"]]
-        elif reason := _RULES[kind](self, body, n):
+            self.owners, self.rights.recovery = [body["owner"], body["recovery"]], body["recovery"]
+        elif reason := self.rights.refusal(self, entry, body) or _RULES[kind](self, body, n):
             self.void[n] = reason
+        elif kind == "tombstone":
+            self.rights.due |= {(body["model"], one): body["due_at"] for one in body["checkpoints"]}
 
     def _model_create(self, body: Fields, n: int) -> str | None:
         if any(m["name_tag"] == body["name_tag"] or i == body["model"] for i, m in self.models.items()):
             return "the model exists"
-        self.models[body["model"]] = {**body, "refs": {}, "checkpoints": {}, "deleted": {}, "runs": {}}
+        readers = given(body.get("wraps", ()))
+        if readers is None or readers.keys() != self.rights.read_all():
+            return "its wraps leave out a reader"
+        rights = {"readers": readers, "exposed": set()}
+        self.models[body["model"]] = {**body, **rights, "refs": {}, "checkpoints": {}, "deleted": {}, "runs": {}}
         return None
 
     def _commit(self, body: Fields, n: int) -> str | None:
@@ -90,6 +98,8 @@ class Log:
         kind, held = change.get("kind", "branch"), self.collection
         if model is None or any(self._holds(m, body["checkpoint"]) for m in self.models.values()):
             return "its model does not exist, or its checkpoint does"
+        if retired(model, body):
+            return "it is sealed to retired keys"
         if reason := held.refusal(body, n, objects_of(body)):
             return reason
         if kind not in ("branch", "tag"):
@@ -161,6 +171,7 @@ _RULES = {
     "ref.delete": Log._ref_delete,
     "abort": lambda log, body, n: None,
     **reader_collection.RULES,
+    **reader_rights.RULES,
 }
 
 

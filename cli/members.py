@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 ROLES = ("owner", "writer", "reader", "collector", "auditor")
 
 
-@click.group()
+@click.group(invoke_without_command=True)
+@click.pass_context
 @store_options
-def command() -> None:
-    """Say who may do what in this store."""
+def command(context: click.Context) -> None:
+    """Say who may do what in this store; alone, list it."""
+    if context.invoked_subcommand is None:
+        context.invoke(show, as_json=False, quiet=False)
 
 
 @command.command("list")

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 
-from cairn.core.errors import CairnError
+from cairn.core.errors import CairnError, NotAllowed
 from cairn.core.process import ProcessMark, is_known_dead, this_machine
 from cairn.gc.doctor_machine import on_this_machine, store_folder
 from cairn.gc.drops import due_to_drop
@@ -65,6 +65,8 @@ def _writable(registry: Registry) -> Remark:
     root = store_folder(registry.opened)
     try:
         registry.check_writable()
+    except NotAllowed as error:
+        return Remark("writing", NOTE, f"you cannot write: {error.message}", error.hint)
     except CairnError as error:
         return Remark("writing", ACT, f"nothing can be written: {error.message}", error.hint)
     if root is not None and not os.access(root, os.W_OK):

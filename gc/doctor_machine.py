@@ -1,12 +1,12 @@
-"""What a doctor sees on this machine: key file, identity, the user's folders, free space, clock."""
+"""What a doctor sees on this machine: keys and rights, the user's folders, free space, clock."""
 
 import os
 import shutil
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from cairn.core.errors import CairnError, UsageError
+from cairn.gc.doctor_rights import on_rights
 from cairn.gc.remark import ACT, FINE, NOTE, Remark, several, size, span
 from cairn.gc.roots import live_checkpoints
 from cairn.gc.usage import logical_bytes
@@ -26,8 +26,7 @@ _SKEW_SECONDS = 60
 def on_this_machine(registry: Registry) -> Iterator[Remark]:
     """Remarks on what lies here, not in the store."""
     opened = registry.opened
-    yield _key_file(opened)
-    yield _identity(registry)
+    yield from on_rights(registry)
     for folder, what in ((opened.home.state, "state"), (opened.home.cache, "cache")):
         yield _folder(folder, what)
     if opened.home.scrub_file(opened.store).exists():
@@ -51,33 +50,6 @@ def store_folder(opened: OpenStore) -> Path | None:
     except UsageError:
         return None
     return folder if folder.is_dir() else None
-
-
-def _key_file(opened: OpenStore) -> Remark:
-    path = opened.key_file
-    if path is None:
-        return Remark("key", FINE, "the store opens by its passphrase: keep that safe, nobody can restore it")
-    try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-    except OSError as error:
-        return Remark("key", ACT, f"key file {path} cannot be looked at: {error.strerror}", "look at its folder")
-    if mode & 0o077:
-        text = f"key file {path} can be read by others (mode {mode:04o}), and whoever has it can read all"
-        return Remark("key", ACT, text, f"chmod 600 {path}")
-    return Remark(
-        "key", FINE, f"the key file is {path}, for you alone; without a copy of it elsewhere, its loss is all"
-    )
-
-
-def _identity(registry: Registry) -> Remark:
-    opened = registry.opened
-    found = opened.identity_among(registry.state.owners)
-    if found is None:
-        text = "your identity is not an owner's: you can read here, and not write"
-        return Remark("identity", ACT, text, "copy identity.key from whoever created the store, to write")
-    if found.actor != opened.identity.actor:
-        return Remark("identity", NOTE, "you sign with the store's recovery identity, since yours is not an owner's")
-    return Remark("identity", FINE, "your identity is an owner's: you may read and write")
 
 
 def _folder(folder: Path, what: str) -> Remark:

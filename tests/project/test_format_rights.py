@@ -1,4 +1,4 @@
-"""Both readers agree on who may write what, and on what entries about rights and keys do, in any sequence of entries."""
+"""Both readers agree on who may write what, and on what entries about rights and keys do, in any sequence."""
 
 import random
 from collections import Counter
@@ -49,8 +49,9 @@ class Writer:
     def draw(self) -> tuple[bytes, Payload]:
         """Who writes the next entry, and what."""
         makers: list[tuple[int, Callable[[], Payload]]] = [
-            (3, self._model), (8, self._member), (8, self._grant), (5, self._rotate), (3, self._root), (6, self._commit),
-            (1, self._tombstone), (1, self._drop), (1, lambda: Floor(0)), (1, Abort), (1, self._delete),
+            (3, self._model), (8, self._member), (8, self._grant), (5, self._rotate), (3, self._root),
+            (6, self._commit), (1, self._tombstone), (1, self._drop), (1, lambda: Floor(0)), (1, Abort),
+            (1, self._delete),
         ]  # fmt: skip
         make = self._dice.choices([make for _, make in makers], [weight for weight, _ in makers])[0]
         owners = self._state.owners

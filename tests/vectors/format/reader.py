@@ -149,22 +149,33 @@ class Vault:
     """The keys of one store in a folder, and what they open."""
 
     def __init__(self, folder: Path, key_text: bytes | None, passphrase: str = "") -> None:
+        self._find(folder)
+        if key_text is not None:
+            self.root_key, generation = read_key_file(key_text, self.id), json.loads(key_text)["generation"]
+        else:
+            newest = max((folder / "keys/root").iterdir(), key=lambda path: int(path.suffix[1:] or 0))
+            text = newest.read_bytes()
+            self.root_key, generation = open_root_record(text, self.id, passphrase), json.loads(text)["generation"]
+        ending = f".{generation}" if generation else ""
+        secrets = decode(self.unwrap(f"keys/store/{self.id.hex()}{ending}", 1, b""))
+        self.k_index, self.k_log, self.k_ckpt = secrets["k_index"], secrets["k_log"], secrets["k_ckpt"]
+        self.content = {
+            kind: tuple(derive(secrets["tenant_secret"], f"{use}/{name}") for use in ("hash", "id", "enc"))
+            for kind, name in ((CHUNK, "chunk"), (PAGE, "page"))
+        }
+
+    def _find(self, folder: Path) -> None:
         self.folder = folder
         text = self.read("format")
         fields = read_json(text, "cairn store")
         shape = '{{"cairn store": 1, "store": "{store}", "tenant": "{tenant}", "check": "{check}"}}\n'
         require(text == shape.format(**fields).encode(), "format record")
         self.id, self.tenant = bytes.fromhex(fields["store"]), bytes.fromhex(fields["tenant"])
-        if key_text is not None:
-            self.root_key = read_key_file(key_text, self.id)
-        else:
-            self.root_key = open_root_record(self.read(f"keys/root/{self.id.hex()}"), self.id, passphrase)
-        secrets = decode(self.unwrap(f"keys/store/{self.id.hex()}", 1, b""))
-        self.k_index, self.k_log, self.k_ckpt = secrets["k_index"], secrets["k_log"], secrets["k_ckpt"]
-        self.content = {
-            kind: tuple(derive(secrets["tenant_secret"], f"{use}/{name}") for use in ("hash", "id", "enc"))
-            for kind, name in ((CHUNK, "chunk"), (PAGE, "page"))
-        }
+
+    def model_keys(self, model: bytes, held: Fields) -> dict[tuple[int, int], bytes]:
+        """Private halves of a model by component and generation."""
+        keys = decode(self.unwrap(held["wrap"], 2, model))["keys"]
+        return {(key["component"], key["generation"]): key["private"] for key in keys}
 
     def read(self, name: str) -> bytes:
         """Stored bytes of an object."""
@@ -195,10 +206,10 @@ class Vault:
         require(hmac.compare_digest(both[32:], data[40:72]), "key commitment")
         return open_gcm(both[:32], bytes(12), data[72:], data[:72])
 
-    def open_hpke(self, model: bytes, component: int, private: bytes, purpose: str, sealed: bytes) -> bytes:
-        """Section 13: what is sealed to a component's public half."""
+    def open_hpke(self, model: bytes, key: tuple[int, int], private: bytes, purpose: str, sealed: bytes) -> bytes:
+        """Section 13: what is sealed to the public half of a component's key of some generation."""
         suite = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_256_GCM)
-        extra = encode(["cairn/1", purpose, self.tenant, model, component, 0])
+        extra = encode(["cairn/1", purpose, self.tenant, model, *key])
         try:
             return suite.decrypt(sealed, X25519PrivateKey.from_private_bytes(private), info=extra)
         except (InvalidTag, ValueError):

@@ -1,5 +1,6 @@
 """Manifests, tensors, values and files: sections 13 to 16 of `docs/format/v1.md`. Imports nothing of Cairn."""
 
+import struct
 from collections.abc import Iterator
 from itertools import pairwise
 from math import prod
@@ -14,6 +15,7 @@ from tests.vectors.format.reader import (
     MIB,
     PAGE,
     REACHABILITY,
+    Damaged,
     Fields,
     Vault,
     decode,
@@ -37,19 +39,25 @@ CONTENT = ("inline", "tiles", "tile_pages", "regions", "region_pages")
 class Store:
     """A store by the names that people give."""
 
-    def __init__(self, folder: Path, key_text: bytes | None, passphrase: str = "") -> None:
-        self.vault = Vault(folder, key_text, passphrase)
+    def __init__(self, folder: Path, key_text: bytes | None, passphrase: str = "", vault: Vault | None = None) -> None:
+        self.vault = vault or Vault(folder, key_text, passphrase)
         self.log = Log(self.vault)
         self.content = Content(self.vault, self.log)
-        self._private = {model: self._model_keys(model, held) for model, held in self.log.models.items()}
+        self._private = {model: self.vault.model_keys(model, held) for model, held in self.log.models.items()}
 
-    def _model_keys(self, model: bytes, held: Fields) -> dict[int, bytes]:
-        keys = decode(self.vault.unwrap(held["wrap"], 2, model))["keys"]
-        return {key["component"]: key["private"] for key in keys}
+    def _meta(self, model: bytes, purpose: str, sealed: bytes) -> bytes:
+        """What is sealed to a model's meta key, which does not say of which generation: the newest comes first."""
+        keys = sorted((key for key in self._private[model] if key[0] == META), reverse=True)
+        for key in keys:
+            try:
+                return self.vault.open_hpke(model, key, self._private[model][key], purpose, sealed)
+            except Damaged:
+                continue
+        raise Damaged("no meta key opens it")
 
     def name(self, model: bytes, sealed: bytes) -> str:
         """A sealed model or ref name."""
-        return self.vault.open_hpke(model, META, self._private[model][META], "name", sealed).decode()
+        return self._meta(model, "name", sealed).decode()
 
     def models(self) -> dict[str, bytes]:
         """Model ids by name."""
@@ -62,7 +70,7 @@ class Store:
     def message(self, model: bytes, checkpoint: bytes) -> Fields:
         """Message and step of a commit."""
         sealed = self.log.models[model]["checkpoints"][checkpoint]["meta"]
-        return dict(decode(self.vault.open_hpke(model, META, self._private[model][META], "commit-meta", sealed)))
+        return dict(decode(self._meta(model, "commit-meta", sealed)))
 
     def envelope(self, model: bytes, checkpoint: bytes) -> Fields | None:
         """Times and places of a save, if its commit names any."""
@@ -70,7 +78,7 @@ class Store:
         if reference is None:
             return None
         sealed = self.vault.read_named(reference, "envelope")
-        return dict(decode(self.vault.open_hpke(model, META, self._private[model][META], "envelope", sealed)))
+        return dict(decode(self._meta(model, "envelope", sealed)))
 
     def checkpoint(self, model: bytes, checkpoint: bytes) -> "Checkpoint":
         """Open a checkpoint."""
@@ -79,9 +87,11 @@ class Store:
     def root(self, model: bytes, reference: Fields) -> Fields:
         """A component root, opened."""
         sealed = self.vault.read_named(reference["object"], "root")
-        component = reference["component"]
-        require(len(sealed) >= 104 and sealed[:8] == b"CRNR\x01" + bytes((component, 0, 0)), "header of a root")
-        fresh = self.vault.open_hpke(model, component, self._private[model][component], "root", sealed[8:88])
+        key = reference["component"], reference["generation"]
+        head = b"CRNR\x01" + struct.pack("<BH", *key)
+        require(len(sealed) >= 104 and sealed[:8] == head, "header of a root")
+        require(key in self._private[model], "a component that was not granted")
+        fresh = self.vault.open_hpke(model, key, self._private[model][key], "root", sealed[8:88])
         return dict(decode(open_gcm(fresh, bytes(12), sealed[88:], sealed[:88])))
 
 

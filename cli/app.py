@@ -17,7 +17,7 @@ from cairn.core.errors import CairnError, UsageError
 # In the order of `cairn --help`: each is a module of this package with a command of the same name.
 COMMANDS = (
     "init", "commit", "checkout", "remote", "push", "pull", "clone", "ls", "log", "show", "diff", "report", "tag",
-    "branch", "verify", "gc", "stats",
+    "branch", "verify", "gc", "stats", "audit",
 )  # fmt: skip
 
 

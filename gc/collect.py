@@ -28,6 +28,7 @@ from cairn.registry import pins
 from cairn.registry import session as sessions
 from cairn.registry.entries import Condemn, Floor, ObjectRef, Swept
 from cairn.registry.numbers import ranges
+from cairn.registry.reads import ENDED, gather
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
 from cairn.registry.shortcuts import write_shortcuts
@@ -72,6 +73,7 @@ class Collected:
         unreadable: packs that could not be repacked, and why.
         sessions_ended: of dead writers, whose objects were removed.
         pieces_merged: index pieces that went into others.
+        reads_recorded: that had ended, and that the log tells of now.
     """
 
     rounds: int = 0
@@ -83,6 +85,7 @@ class Collected:
     unreadable: dict[str, str] = field(default_factory=dict)
     sessions_ended: int = 0
     pieces_merged: int = 0
+    reads_recorded: int = 0
 
 
 @dataclass(slots=True)
@@ -178,7 +181,7 @@ class Collector:
         if not self._options.condemn_only:
             with suppress(StorageError):  # they only save time
                 write_shortcuts(self._registry)
-        self._clear_the_dead()
+        self._clear_the_dead(self._record_reads())
         self._opened.backend.reclaim("")
         return self.done
 
@@ -332,7 +335,13 @@ class Collector:
 
     # --- afterwards ---------------------------------------------------------------------------------
 
-    def _clear_the_dead(self) -> None:
+    def _record_reads(self) -> set[str]:
+        """Let the log tell of the reads that have ended; returns the names of dead pins, which it tells of too."""
+        dead = [one for one in list_pins(self._opened, self._silence) if one.dead]
+        self.done.reads_recorded = gather(self._registry, [one.record.read for one in dead if one.record]).reads
+        return {one.name for one in dead}
+
+    def _clear_the_dead(self, recorded: set[str]) -> None:
         """Remove the objects of sessions that count as dead and cannot commit any more, and of dead pins."""
         floor, backend = self._registry.state.floor, self._opened.backend
         gone = [
@@ -341,10 +350,11 @@ class Collector:
             if one.dead and one.epoch < floor
         ]
         self.done.sessions_ended += len(gone)
-        gone += [one.name.removesuffix(pins.PIN) for one in list_pins(self._opened, self._silence) if one.dead]
+        gone += [name.removesuffix(pins.PIN) for name in recorded]
         for stem in gone:
             folder, ends = stem.rpartition("/")[0], (f"{stem}{sessions.OPEN}", f"{stem}{pins.PIN}")
             names = [listed.name for listed in backend.list(folder) if listed.name.startswith(f"{stem}.")]
+            names = [name for name in names if not name.endswith(ENDED)]
             # By its own object it is found, so that goes last.
             for name in sorted(names, key=lambda name: name in ends):
                 backend.delete(name)

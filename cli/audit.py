@@ -240,13 +240,8 @@ def _render_line(line: "AuditLine", trail: "Trail") -> None:
     settings = " ".join(f"{name}={value}" for name, value in line.facts.get("settings", {}).items())
     step = f"step {line.step}" if line.step is not None else ""
     void = f"[no effect: {safe(line.void)}]" if line.void else ""
-    emit(
-        "  ".join(
-            filter(
-                None, (str(line.n), at, who, line.type, where, moved, step, safe(settings or line.message or ""), void)
-            )
-        )
-    )
+    said = safe(settings or line.message or "")
+    emit("  ".join(filter(None, (str(line.n), at, who, line.type, where, moved, step, said, void))))
     for read in line.reads:
         whose = safe(trail.name_of(read.model) or read.model.hex())
         emit(f"    {when(read.at)}  {read.actor.hex()[:12]}  read  {whose}@{read.checkpoint.hex()[:12]}")

@@ -101,7 +101,17 @@ def check_no_hole(opened: OpenStore, length: int) -> None:
     Raises:
         IntegrityError: an entry lies beyond, so one between is missing; or the log ends before.
     """
-    last = _last_entry(opened)
+    names = _last_names(opened)
+    last = names[-1]
+    # A listing that is short of names tells of what was removed among them, at no further cost.
+    expected = range(length - 1 - (length - 1) % LOG_FOLDER_ENTRIES, length)
+    if len(names) < len(expected) and last >= entry_name(length - 1):
+        there = set(names)
+        gone = next(n for n in expected if entry_name(n) not in there)
+        raise IntegrityError(
+            f"log entry {gone} is missing while {last} exists: it was removed",
+            hint="nothing was written; run 'cairn audit verify' and restore the missing entry from a copy of the store",
+        )
     if last < entry_name(length - 1):
         raise IntegrityError(
             f"log entry {length - 1} was there and is gone: the log was rolled back",
@@ -115,12 +125,12 @@ def check_no_hole(opened: OpenStore, length: int) -> None:
         )
 
 
-def _last_entry(opened: OpenStore) -> str:
-    """The last name of the last folder that holds one; a writer that died before its entry leaves an empty folder."""
+def _last_names(opened: OpenStore) -> list[str]:
+    """Names of the last folder that holds one; a writer that died before its entry leaves an empty folder."""
     for folder in reversed(opened.backend.folders("log")):
         names = [listed.name for listed in opened.backend.list(f"log/{folder}")]
         if names:
-            return names[-1]
+            return names
     raise IntegrityError(f"{opened.backend.url} has lost its log")
 
 

@@ -161,6 +161,14 @@ def test_the_next_command_of_a_client_with_a_cache_tells_of_the_newest(
         _tells(grown.registry())
 
 
+@pytest.mark.parametrize("n", [1, 4, LENGTH - 2])
+def test_a_client_with_a_cache_writes_nothing_where_an_entry_was_removed(grown: Site, n: int) -> None:
+    grown.backend.delete(entry_name(n))
+    with pytest.raises(IntegrityError, match=f"entry {n} is missing"):
+        grown.registry().append(lambda state: Abort())
+    assert len(grown.log()) == LENGTH - 1
+
+
 def _tells(registry: Registry) -> None:
     """Reading goes on only with `damaged_from` set, of which the command line warns."""
     assert registry.state.damaged_from is not None

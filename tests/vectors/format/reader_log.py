@@ -42,7 +42,7 @@ class Log:
 
     def _stored(self, n: int) -> bytes | None:
         path = self._vault.folder / f"log/{n // 4096:08d}/{n:012d}"
-        return path.read_bytes()[: 4 * MIB + 1] if path.exists() else None
+        return path.read_bytes() if path.exists() else None
 
     def _admit(self, n: int, stored: bytes) -> Fields | None:
         """The entry, if it opens, is signed, belongs here and its actor may write; entry 0 has to."""

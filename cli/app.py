@@ -14,11 +14,16 @@ from cairn.cli.opening import store_options
 from cairn.cli.output import note, safe
 from cairn.core.errors import CairnError, UsageError
 
-# In the order of `cairn --help`: each is a module of this package with a command of the same name.
+# In the order of `cairn --help`: each is a module of this package of the same name, with `_` for `-`.
 COMMANDS = (
     "init", "commit", "checkout", "remote", "push", "pull", "clone", "ls", "log", "show", "diff", "report", "tag",
-    "branch", "verify", "gc", "stats", "audit",
+    "branch", "retain", "delete", "verify", "doctor", "gc", "stats", "why-kept", "why-gone", "audit",
 )  # fmt: skip
+
+
+def module_of(name: str) -> str:
+    """Module of a command, in this package."""
+    return name.replace("-", "_")
 
 
 class _LazyCommands(click.Group):
@@ -28,7 +33,7 @@ class _LazyCommands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"cairn.cli.{name}").command
+        command: click.Command = import_module(f"cairn.cli.{module_of(name)}").command
         return command
 
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 @click.argument("model", metavar="MODEL[@BRANCH]")
 @click.option("--step", type=click.IntRange(min=0), help="Training step of the checkpoint.")
 @click.option("-m", "--message", default="", help="What is in it.")
+@click.option(
+    "--metric", "metrics", multiple=True, metavar="NAME=VALUE", help="A number that it is told by; repeatable."
+)
 @click.option("--opaque", is_flag=True, help="Keep all files as plain bytes; parse none.")
 @click.option("--always", is_flag=True, help="Make a checkpoint even if nothing changed since the last one.")
 @click.option(
@@ -37,6 +40,7 @@ def command(
     model: str,
     step: int | None,
     message: str,
+    metrics: tuple[str, ...],
     opaque: bool,
     always: bool,
     codec: str,
@@ -49,12 +53,14 @@ def command(
     file comes back byte for byte. Folders of distributed checkpoints (DCP, DeepSpeed) are stored as logical state,
     without their files. A commit of unchanged content makes no new checkpoint.
     """
+    from cairn.registry.metrics import parse_metric
     from cairn.registry.selectors import parse_selector
     from cairn.store.codec import CodecPolicy
     from cairn.workspace.commit import CommitOptions, commit
 
     selector = parse_selector(model)
-    options = CommitOptions(selector.revision, step, message, opaque, always, CodecPolicy(codec))
+    named = dict(map(parse_metric, metrics))
+    options = CommitOptions(selector.revision, step, message, opaque, always, CodecPolicy(codec), named)
     form = "json" if as_json else "id" if quiet else "text"
     with open_registry() as registry, ProgressBar(quiet or as_json) as progress:
         result = commit(registry, path, selector.model, options, progress)

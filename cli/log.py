@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cairn.cli.opening import open_registry, store_options
-from cairn.cli.output import PARTIAL, emit, emit_json, safe, when
+from cairn.cli.output import PARTIAL, emit, emit_json, json_numbers, safe, when
 from cairn.core.ids import short
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ def command(selector: str, number: int | None, as_json: bool, quiet: bool) -> No
         partial = PARTIAL if line.state.partial else ""
         cells = (short(line.id), when(line.saved_at), step, refs, partial, safe(line.meta.message))
         emit("  ".join(filter(None, cells)))
+        if line.deleted_behind:
+            emit(click.style(f"  ({line.deleted_behind} deleted)", dim=True))
 
 
 def _as_json(line: "LogLine", names: list[str]) -> dict[str, object]:
@@ -49,10 +51,12 @@ def _as_json(line: "LogLine", names: list[str]) -> dict[str, object]:
         "parent": line.parent.hex() if line.parent else None,
         "step": line.meta.step,
         "message": line.meta.message,
+        "metrics": json_numbers(line.meta.metrics),
         "refs": names,
         "partial": line.state.partial,
         "saved_at_ns": line.saved_at,
         "claimed_at_ns": line.state.claimed_at,
         "actor": line.state.actor.hex(),
         "entry": line.state.n,
+        "deleted_behind": line.deleted_behind,
     }

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import click
@@ -34,6 +35,11 @@ def emit_json(value: Any) -> None:
 def json_text(value: Any) -> str:
     """JSON as it goes to standard output: for people on a terminal, for programs elsewhere."""
     return json.dumps(value, ensure_ascii=True, indent=2 if sys.stdout.isatty() else None)
+
+
+def json_numbers(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    """Numbers for JSON, which has neither NaN nor infinity."""
+    return {name: value if isfinite(value) else None for name, value in numbers.items()}
 
 
 def size(count: int | float) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cairn.cli.opening import open_registry, store_options
-from cairn.cli.output import count, emit, emit_json, safe, size, table, when
+from cairn.cli.output import count, emit, emit_json, json_numbers, safe, size, table, when
 
 if TYPE_CHECKING:
     from cairn.registry.checkpoint import CheckpointManifest
@@ -39,6 +39,7 @@ def command(selector: str, tensors: bool, plan: str | None, as_json: bool) -> No
         "model": model.hex(),
         "step": meta.step,
         "message": meta.message,
+        "metrics": json_numbers(meta.metrics),
         "saved_at_ns": saved_at(manifest.state, meta),
         "claimed_at_ns": manifest.state.claimed_at,
         "actor": manifest.state.actor.hex(),
@@ -77,6 +78,8 @@ def command(selector: str, tensors: bool, plan: str | None, as_json: bool) -> No
         emit(f"step       {meta.step}")
     if meta.message:
         emit(f"message    {safe(meta.message)}")
+    for name, value in meta.metrics.items():
+        emit(f"metric     {safe(name)} = {value:g}")
     for parent in manifest.body.parents:
         emit(f"parent     {parent.checkpoint.hex()[:12]} ({safe(parent.relation)})")
     if manifest.body.exactness:

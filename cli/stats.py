@@ -37,7 +37,10 @@ def _as_json(used: "Usage") -> dict[str, object]:
         "chunks": used.chunks,
         "bytes_logical": used.bytes_logical,
         "bytes_reachable": used.bytes_reachable,
+        "bytes_restorable": used.bytes_restorable,
         "bytes_unreferenced": used.bytes_unreferenced,
+        "bytes_reclaimable": used.bytes_reclaimable,
+        "bytes_pending": used.bytes_pending,
         "leftover_objects": used.leftover_objects,
         "leftover_bytes": used.leftover_bytes,
         "dedup_ratio": round(used.dedup_ratio, 4),
@@ -53,9 +56,12 @@ def _render(used: "Usage") -> None:
         ("log", count(used.log_entries, "entry", "entries")),
         ("packs", f"{used.packs}, {size(used.bytes_packs)}"),
         ("  reachable", f"{size(used.bytes_reachable)} in {count(used.chunks, 'chunk or page', 'chunks and pages')}"),
+        ("  restorable", f"{size(used.bytes_restorable)} of deleted checkpoints"),
         ("  unreferenced", size(used.bytes_unreferenced)),
         ("other objects", size(used.bytes_other)),
         ("leftovers", f"{count(used.leftover_objects, 'object')}, {size(used.leftover_bytes)}"),
+        ("reclaimable", f"{size(used.bytes_reclaimable)}: unreferenced and leftovers"),
+        ("pending", f"{size(used.bytes_pending)}, condemned and not deleted yet"),
         ("dedup ratio", f"{used.dedup_ratio:.2f}"),
         ("open sessions", str(len(used.sessions))),
     ]
@@ -63,6 +69,8 @@ def _render(used: "Usage") -> None:
         emit(f"{name:<15} {value}")
     for session in used.sessions:
         emit(f"  {session.id}  epoch {'unreadable' if session.epoch is None else session.epoch}")
+    if used.bytes_pending or used.bytes_reclaimable:
+        note("next: 'cairn gc plan' tells what a collection frees, 'cairn gc apply --yes' frees it")
     for text in used.unreadable:
         note(f"not counted: {safe(text)}")
     if used.unreadable:

@@ -1,5 +1,7 @@
-"""`cairn verify`: is everything that was committed still there, byte for byte?"""
+"""`cairn verify`: is everything that was committed still there, byte for byte? And if not, can it be mended?"""
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -7,165 +9,179 @@ import click
 
 from cairn.cli import exits
 from cairn.cli.opening import StoreChoice, ask_passphrase, store_location, store_options
-from cairn.cli.output import count, emit, emit_json, note, safe, size
+from cairn.cli.output import count, emit, emit_json, note, safe
 from cairn.cli.progress import ProgressBar
+from cairn.cli.verified import as_json as facts_of
+from cairn.cli.verified import render
+from cairn.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from cairn.gc.report import Problem, VerifyReport
-    from cairn.registry.localfiles import KeyHome
-    from cairn.registry.opened import KeySource
-    from cairn.store.backends.contract import Backend
+    from cairn.gc.depth import Depth
+    from cairn.gc.repair import Mended
+    from cairn.gc.report import VerifyReport
+    from cairn.gc.scrub_memory import ScrubMemory
+    from cairn.registry.registry import Registry
 
-# Affected checkpoints that are listed under one object; the rest is counted.
-_AFFECTED_SHOWN = 10
+_SAMPLE_PERCENT = 5.0
+_DAY_SECONDS = 86400.0
 
 
 @click.command()
 @click.option("--full", is_flag=True, help="Read and open every stored chunk too.")
+@click.option(
+    "--sampled", type=float, is_flag=False, flag_value=_SAMPLE_PERCENT, default=None, metavar="[PERCENT]",
+    help="Open so many of the chunks of each pack, at least one  [default: 5]",
+)  # fmt: skip
+@click.option("--seed", default="", metavar="TEXT", help="Draw the sample that this seed gave before.")
+@click.option("--restart", is_flag=True, help="Do not go on with an interrupted run.")
+@click.option(
+    "--max-age", default=7.0, metavar="DAYS", show_default=True,
+    help="Going on, read again what was read longer ago.",
+)  # fmt: skip
+@click.option("--record", is_flag=True, help="Tell the log which checkpoints were found whole.")
+@click.option("--repair", is_flag=True, help="Mend what is damaged: from this store, and from its remotes.")
+@click.option("--from", "sources", multiple=True, metavar="REMOTE", help="To mend from, instead of all remotes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the names of damaged objects only.")
 @store_options
-def command(full: bool, as_json: bool, quiet: bool) -> int:
+def command(
+    full: bool, sampled: float | None, seed: str, restart: bool, max_age: float, record: bool, repair: bool,
+    sources: tuple[str, ...], as_json: bool, quiet: bool,
+) -> int:  # fmt: skip
     """Check the store: log, keys, manifests, and that all they need is there; with --full, every stored byte.
 
-    Changes nothing. Exit code 6 says that something is damaged or missing.
+    Changes nothing without --repair or --record. Tips of branches are read first, then tags, then the rest, newest
+    first; interrupted, --full and --sampled go on where they were. Exit code 6 says that something is damaged or
+    missing.
     """
+    if full and sampled is not None:
+        raise UsageError("--full reads what --sampled would", hint="name one of them")
+    if sampled is not None and not 0 < sampled <= 100:
+        raise UsageError(f"{sampled} is no percentage", hint="name one above 0, up to 100")
+    if sources and not repair:
+        raise UsageError("--from says where to mend from", hint="add --repair")
+    part = 1.0 if full else 0.0 if sampled is None else sampled / 100
+    told = None if quiet or as_json else lambda text: note(f"found: {text}")
+    run = _Run(part, seed, restart, max_age * _DAY_SECONDS, record, repair, sources, told)
     with ProgressBar(quiet or as_json) as progress:
-        report = _verify(full, progress)
+        try:
+            report = run.verify(progress)
+        except KeyboardInterrupt:
+            if part:
+                note("the same command goes on where this one was; what it had read and found whole is noted")
+            raise
     if as_json:
-        emit_json(_as_json(report))
+        emit_json(facts_of(report, run.mended, run.recorded))
     elif quiet:
         for name in dict.fromkeys(problem.object for problem in report.errors):
             emit(name)
     else:
-        _render(report)
+        render(report, run.mended, repair)
+        if record:
+            note(f"recorded as whole: {count(run.recorded, 'checkpoint')}")
     return exits.OK if report.ok else exits.INTEGRITY
 
 
-def _verify(full: bool, progress: ProgressBar) -> "VerifyReport":
-    """Check the chosen store, also one that is too damaged to open."""
-    from cairn.gc.scrub_open import verify_store
+class _Run:
+    """One call of the command."""
 
-    return verify_store(*_place(), full, progress)
+    def __init__(
+        self, part: float, seed: str, restart: bool, max_age_seconds: float, record: bool, repair: bool,
+        sources: tuple[str, ...], told: Callable[[str], None] | None,
+    ) -> None:  # fmt: skip
+        self._told = told
+        self._part, self._seed, self._restart, self._max_age = part, seed, restart, max_age_seconds
+        self._record, self._repair, self._sources = record, repair, sources
+        self.mended: tuple[Mended, ...] = ()
+        self.recorded = 0
 
+    def verify(self, progress: ProgressBar) -> "VerifyReport":
+        """Check the chosen store, also one that is too damaged to open."""
+        from cairn.core.settings import Settings
+        from cairn.gc.scrub_open import verify_store
+        from cairn.registry.localfiles import KeyHome
+        from cairn.registry.location import backend_at
+        from cairn.registry.opened import KeySource
 
-def _place() -> "tuple[Backend, KeyHome, KeySource]":
-    """Where the chosen store lies, and what opens it."""
-    from cairn.core.settings import Settings
-    from cairn.registry.localfiles import KeyHome
-    from cairn.registry.location import backend_at
-    from cairn.registry.opened import KeySource
-
-    settings = Settings.from_environment()
-    named = click.get_current_context().ensure_object(StoreChoice).key_file
-    source = KeySource(Path(named) if named else settings.key_file, settings.passphrase, ask_passphrase)
-    return backend_at(store_location()), KeyHome(settings.data, settings.state, settings.cache), source
-
-
-def _as_json(report: "VerifyReport") -> dict[str, object]:
-    return {
-        "ok": report.ok,
-        "full": report.full,
-        "checkpoints": report.checkpoints,
-        "chunks": report.chunks,
-        "objects": report.objects,
-        "errors": [
-            {"object": one.object, "model": one.model, "checkpoint": one.checkpoint, "what": one.what}
-            for one in report.errors
-        ],
-        "notes": list(report.notes),
-        "chunks_opened": report.chunks_opened,
-        "chunks_unnamed": report.chunks_unnamed,
-        "bytes_read": report.bytes_read,
-        "leftover_objects": report.leftover_objects,
-        "leftover_bytes": report.leftover_bytes,
-    }
-
-
-def _render(report: "VerifyReport") -> None:
-    emit(_verdict(report))
-    groups: dict[str, list[Problem]] = {}
-    for problem in report.errors:
-        groups.setdefault(problem.object, []).append(problem)
-    for name, problems in groups.items():
-        emit("")
-        emit(safe(name) or "(no stored object)")
-        _render_group(problems, report)
-    for text in report.notes:
-        note(f"note: {safe(text)}")
-    if report.leftover_objects:
-        left = f"{count(report.leftover_objects, 'object')} ({size(report.leftover_bytes)})"
-        verb = "belongs" if report.leftover_objects == 1 else "belong"
-        note(f"note: {left} {verb} to no checkpoint: interrupted writers left them, or a writer is at work")
-    if report.chunks_unnamed:
-        unnamed = count(report.chunks_unnamed, "chunk")
-        note(f"note: only the headers were checked of {unnamed} that no readable manifest names")
-    if not report.ok:
-        emit("")
-        _render_next(report)
-    elif not report.full:
-        note("next: 'cairn verify --full' reads every stored byte as well")
-
-
-def _render_next(report: "VerifyReport") -> None:
-    remote = _remote()
-    models = sorted({report.names[one.model] for one in report.errors if one.checkpoint and one.model in report.names})
-    if remote and models:
-        emit(f"next: fetch again what remote {safe(remote)} has of the affected checkpoints:")
-        for model in models[:_AFFECTED_SHOWN]:
-            emit(f"        cairn pull {safe(model)} {safe(remote)} --repair --history")
-        emit("      (and MODEL@REF for other branches and tags). For what is not there:")
-        emit("      stored objects never change, so any intact copy of a named one can be put back in its place;")
-    else:
-        emit("next: stored objects never change, so any intact copy of a named one can be put back in its place;")
-        emit("      a store that has the affected checkpoints mends them here by 'cairn push MODEL URL --repair';")
-    emit("      without a copy, commit the affected checkpoints again from their files.")
-    emit("      Then run 'cairn verify --full' again.")
-    if report.checkpoints:
-        emit("      All other checkpoints can be checked out as before.")
-
-
-def _remote() -> str | None:
-    """The remote to fetch from, if one is noted; a store that cannot say which it is has none."""
-    from cairn.core.errors import CairnError
-    from cairn.registry.formatfile import read_format
-    from cairn.registry.remotes import ORIGIN, noted_remotes
-
-    backend, home, _ = _place()
-    try:
-        names = sorted(noted_remotes(home, read_format(backend)[0]))
-    except CairnError:
-        return None
-    return ORIGIN if ORIGIN in names else next(iter(names), None)
-
-
-def _verdict(report: "VerifyReport") -> str:
-    checked = ", ".join(
-        (
-            count(report.checkpoints, "checkpoint"),
-            count(report.chunks, "chunk or page", "chunks and pages"),
-            count(report.objects, "object"),
+        settings = Settings.from_environment()
+        named = click.get_current_context().ensure_object(StoreChoice).key_file
+        source = KeySource(Path(named) if named else settings.key_file, settings.passphrase, ask_passphrase)
+        home = KeyHome(settings.data, settings.state, settings.cache)
+        full = self._part >= 1
+        return verify_store(
+            backend_at(store_location()), home, source, full, progress, lambda one: self._work(one, progress)
         )
-    )
-    read = f", {size(report.bytes_read)} of chunks read" if report.full else ""
-    if report.ok:
-        return f"intact: {checked}{read}"
-    objects = len({problem.object for problem in report.errors})
-    affected = len({problem.checkpoint for problem in report.errors if problem.checkpoint})
-    hit = f"{count(objects, 'object')}, {count(affected, 'affected checkpoint')}"
-    return f"DAMAGED: {hit} (checked: {checked}{read})"
+
+    def _work(self, registry: "Registry", progress: ProgressBar) -> "VerifyReport":
+        from cairn.gc.record import record
+
+        with _remembering(registry, self._max_age) as memory:
+            depth = self._depth(registry, memory)
+            report = self._scrub(registry, depth, memory if self._part else None, progress)
+            if self._part:
+                memory.finish()
+        if self._record:
+            self.recorded = record(registry, report)
+        return report
+
+    def _depth(self, registry: "Registry", memory: "ScrubMemory") -> "Depth":
+        from cairn.gc.depth import Depth
+
+        if not self._part:
+            return Depth()
+        depth = memory.begin(Depth(self._part, self._seed), self._restart)
+        if depth.seed or self._part >= 1:
+            return depth
+        return memory.begin(Depth(self._part, registry.opened.entropy.token(6).hex()), True)
+
+    def _scrub(
+        self, registry: "Registry", depth: "Depth", memory: "ScrubMemory | None", progress: ProgressBar
+    ) -> "VerifyReport":
+        from cairn.gc.repair import Repair
+        from cairn.gc.scrub import verify
+
+        if not self._repair:
+            return verify(registry, progress=progress, depth=depth, memory=memory, told=self._told)
+        with ExitStack() as stack:
+            sources = {name: stack.enter_context(closing(one)) for name, one in _open_sources(registry, self._sources)}
+            done = Repair(registry, sources, depth, progress, memory, self._told).run()
+        self.mended = done.mended
+        return done.after
 
 
-def _render_group(problems: "list[Problem]", report: "VerifyReport") -> None:
-    """The problems of one object: what is wrong, and under it whom that affects."""
-    by_what: dict[str, list[Problem]] = {}
-    for problem in problems:
-        by_what.setdefault(problem.what, []).append(problem)
-    for what, same in by_what.items():
-        emit(f"  {safe(what)}")
-        affected = [problem for problem in same if problem.model]
-        for problem in affected[:_AFFECTED_SHOWN]:
-            model = safe(report.names.get(problem.model, "")) or f"model {problem.model}"
-            emit(f"    affects {model}@{problem.checkpoint[:12]}" if problem.checkpoint else f"    affects {model}")
-        if len(affected) > _AFFECTED_SHOWN:
-            emit(f"    and {len(affected) - _AFFECTED_SHOWN} more")
+@contextmanager
+def _remembering(registry: "Registry", max_age_seconds: float) -> "Iterator[ScrubMemory]":
+    from cairn.gc.scrub_memory import ScrubMemory
+
+    opened = registry.opened
+    with closing(
+        ScrubMemory(opened.home.scrub_file(opened.store), opened.store, opened.clock, max_age_seconds)
+    ) as memory:
+        yield memory
+
+
+def _open_sources(registry: "Registry", named: tuple[str, ...]) -> "Iterator[tuple[str, Registry]]":
+    """The named remotes; without a name, all that can be opened."""
+    from cairn.core.errors import CairnError
+    from cairn.registry.remotes import Remotes
+    from cairn.registry.stores import open_remote
+    from cairn.registry.sync import check_same_tenant
+
+    remotes = Remotes(registry.opened)
+    for name in named or remotes.all():
+        remote = remotes.find(name)
+        try:
+            other = open_remote(
+                remote.url, key_file=Path(remote.key_file) if remote.key_file else None, ask=ask_passphrase
+            )
+            try:
+                check_same_tenant(other, registry)
+            except CairnError:
+                other.close()
+                raise
+        except CairnError as error:
+            if named:
+                raise
+            note(f"note: remote {safe(name)} is left out: {safe(error.message)}")
+        else:
+            yield name, other

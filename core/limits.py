@@ -149,6 +149,17 @@ MEMORY_BUDGET_BYTES = 256 * MIB
 SESSION_HEARTBEAT_SECONDS = 30.0
 SESSION_SILENCE_SECONDS = 900.0
 
+# --- Deletion ---------------------------------------------------------------------------------
+# The longest time in which a deleted checkpoint is surely kept: 100 years, so that its end is a date.
+GRACE_SECONDS_MAX = 100 * 365 * 86_400
+# Numbers that one checkpoint is told by, and the length of their names: a log entry holds them all.
+METRICS_MAX = 64
+METRIC_NAME_CHARS_MAX = 64
+# A plan of retention lists some 200 bytes for each of a million checkpoints at most.
+PLAN_BYTES_MAX = 256 * MIB
+# A retention that finds its model changed by others between plan and entry so many times in a row gives up.
+PLAN_RACES_MAX = 8
+
 # --- Collection -------------------------------------------------------------------------------
 # Of what lives in packs, how much may lie beside it unneeded before the emptiest are repacked.
 GC_UNUSED_FRACTION = 0.05

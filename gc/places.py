@@ -6,6 +6,7 @@ deduplicated against bad bytes.
 """
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cairn.core.ids import ContentId, short
@@ -27,12 +28,17 @@ class Damage:
 class Places:
     """An index (see `store.chunkstore.Index`) over the packs in force of one state. Safe for threads."""
 
-    def __init__(self, state: State, local: StateIndex) -> None:
+    def __init__(self, state: State, local: StateIndex, known: Iterable[Damage] = ()) -> None:
+        """Nothing has a place yet.
+
+        Args:
+            known: bad places that were found in another state of the same store.
+        """
         self._cache = Cache(None, b"scrub")
         self._found = StateIndex(state, self._cache)
         self._local = local
         self._steps = 0
-        self._bad: dict[tuple[ContentId, Location], str] = {}
+        self._bad = {(one.id, one.at): one.why for one in known if state.in_force(one.at.pack)}
         self._lock = threading.Lock()
 
     def add(self, entries: list[tuple[ContentId, Location]]) -> None:

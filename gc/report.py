@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cairn.core.errors import CairnError
+from cairn.core.ids import CheckpointId, ModelId
 
 # What is affected: model and checkpoint in hexadecimal; empty where there is none.
 Target = tuple[str, str]
@@ -32,10 +33,14 @@ class VerifyReport:
     """The outcome of a scrub. `chunks` counts distinct chunks and pages, `notes` are no errors.
 
     Args:
-        chunks_opened, bytes_read: what a full scrub opened and read in packs.
+        full, depth, seed: what was read of the packs; of a sample, what it was drawn by.
+        superseded: damage of packs that nobody needs any more: better copies serve, and collection removes them.
+        chunks_opened, bytes_read: what was opened and read in packs.
+        packs_remembered: packs that an interrupted run had read.
         chunks_unnamed: chunks whose digest stands in no readable manifest: only their headers could be checked.
         leftover_objects, leftover_bytes: objects that no entry names, which interrupted writers left.
         names: names of affected models, by id, where their keys open.
+        whole: model and checkpoint of all that is here in full and that nothing hurts.
     """
 
     ok: bool
@@ -45,12 +50,17 @@ class VerifyReport:
     objects: int
     errors: tuple[Problem, ...]
     notes: tuple[str, ...] = ()
+    depth: str = "quick"
+    seed: str = ""
+    superseded: tuple[Problem, ...] = ()
     chunks_opened: int = 0
     bytes_read: int = 0
+    packs_remembered: int = 0
     chunks_unnamed: int = 0
     leftover_objects: int = 0
     leftover_bytes: int = 0
     names: dict[str, str] = field(default_factory=dict)
+    whole: tuple[tuple[ModelId, CheckpointId], ...] = ()
 
 
 class Findings:

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from cairn.core.ids import CheckpointId, ModelId
+from cairn.registry.fold import BRANCH
 from cairn.registry.state import Checkpoint, State, name_of_key, named_keys
 
 
@@ -24,6 +25,19 @@ def live_checkpoints(state: State) -> list[Root]:
         for checkpoint, committed in held.checkpoints.items()
     ]
     return sorted(roots, key=lambda root: root.state.n)
+
+
+def roots_by_value(state: State) -> list[tuple[str, Root]]:
+    """Live checkpoints and what they are called, what matters most first: tips, tagged, others; newest first."""
+    tips, tagged = set[tuple[bytes, bytes]](), set[tuple[bytes, bytes]]()
+    for model, held in state.models.items():
+        for ref in held.refs.values():
+            (tips if ref.kind == BRANCH else tagged).add((model, ref.checkpoint))
+    groups: dict[str, list[Root]] = {"branch tips": [], "tags": [], "older checkpoints": []}
+    for root in reversed(live_checkpoints(state)):
+        key = root.model, root.checkpoint
+        groups["branch tips" if key in tips else "tags" if key in tagged else "older checkpoints"].append(root)
+    return [(name, root) for name, found in groups.items() for root in found]
 
 
 def all_roots(state: State, but: Collection[tuple[bytes, bytes]] = ()) -> list[Root]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from cairn.core.errors import IntegrityError
-from cairn.core.ids import ContentId, ModelId
+from cairn.core.ids import CheckpointId, ContentId, ModelId
 from cairn.gc.pages import PageReader
 from cairn.gc.places import Places
 from cairn.gc.report import Findings
@@ -22,8 +22,11 @@ class ManifestScrub:
 
     Attributes:
         needed: ids of all chunks and pages.
-        unplaced: those of them that neither an index piece nor a footer lists.
+        restorable: what only deleted checkpoints need that can be restored.
+        unplaced: those of both that neither an index piece nor a footer lists.
         forgotten: number of those that are placed, but not in this machine's own index.
+        packs: those that hold what is needed, in the order in which it was asked for.
+        unlisted: of a checkpoint whose reachability list is bad: what its manifest names, if all of it could be read.
     """
 
     def __init__(self, registry: Registry, places: Places, readable: Iterable[ModelId], findings: Findings) -> None:
@@ -33,8 +36,11 @@ class ManifestScrub:
         self._findings = findings
         self.pages = PageReader(registry.opened.keys, places)
         self.needed: set[ContentId] = set()
+        self.restorable: set[ContentId] = set()
         self.unplaced: set[ContentId] = set()
         self.forgotten = 0
+        self.packs: dict[int, None] = {}
+        self.unlisted: dict[tuple[ModelId, CheckpointId], set[ContentId] | None] = {}
 
     def open(self, root: Root) -> CheckpointManifest:
         """A manifest that reads its pages from where the store itself says that they are."""
@@ -60,6 +66,7 @@ class ManifestScrub:
         if root.state.envelope is not None:
             with self._findings.about(root.state.envelope.object_name("envelope"), [target]):
                 read_object(self._registry.opened, root.state.envelope, "envelope")
+        self.unlisted[root.model, root.checkpoint] = set(named) if whole else None
         with self._findings.about(root.state.reachability.object_name("reach"), [target]):
             listed = set(read_reachability(self._registry.opened, root.state))
             # Of a checkpoint that is here in part, the list says what is.
@@ -67,7 +74,20 @@ class ManifestScrub:
             named.update(listed)
             if lacking or surplus:
                 raise IntegrityError(f"it lacks {lacking} ids that the manifest names and lists {surplus} others")
+            del self.unlisted[root.model, root.checkpoint]
         self._place(named - self.needed)
+
+    def check_deleted(self, root: Root) -> None:
+        """Take in what a deleted checkpoint needs that can be restored, by its list alone; after all others."""
+        target = (root.model.hex(), root.checkpoint.hex())
+        with self._findings.about(root.state.reachability.object_name("reach"), [target]):
+            fresh = set(read_reachability(self._registry.opened, root.state)) - self.needed - self.restorable
+            self.restorable.update(fresh)
+            self.unplaced.update(one for one in fresh if not self._places.locations(one, marked=True))
+
+    def keeps(self, identifier: ContentId) -> bool:
+        """Whether anybody needs a chunk or page, or would if he were restored."""
+        return identifier in self.needed or identifier in self.restorable
 
     def _component(self, manifest: CheckpointManifest, ref: RootRef, root: Root, named: set[ContentId]) -> bool:
         """Read a component's pages; True if all that they name is known."""
@@ -87,6 +107,12 @@ class ManifestScrub:
 
     def _place(self, fresh: set[ContentId]) -> None:
         self.needed.update(fresh)
-        placed = {one for one in fresh if self._places.locations(one, marked=True)}
-        self.unplaced.update(fresh - placed)
-        self.forgotten += sum(not self._places.known_here(one) for one in placed)
+        packs = set[int]()
+        for one in fresh:
+            places = self._places.locations(one, marked=True)
+            if not places:
+                self.unplaced.add(one)
+                continue
+            packs.add(places[0].pack)
+            self.forgotten += not self._places.known_here(one)
+        self.packs.update(dict.fromkeys(number for number in sorted(packs) if number not in self.packs))

@@ -1,5 +1,6 @@
 """Verifying a store that may be too damaged to open."""
 
+from collections.abc import Callable
 from contextlib import closing
 
 from cairn.core.errors import CairnError, IntegrityError
@@ -17,9 +18,17 @@ from cairn.store.backends.contract import Backend
 
 
 def verify_store(
-    backend: Backend, home: KeyHome, source: KeySource, full: bool, progress: Progress | None = None
+    backend: Backend,
+    home: KeyHome,
+    source: KeySource,
+    full: bool,
+    progress: Progress | None = None,
+    work: Callable[[Registry], VerifyReport] | None = None,
 ) -> VerifyReport:
     """Open a store and check it; damage that keeps it from opening is reported too.
+
+    Args:
+        work: what to do with a store that opens; by default, check it.
 
     Raises:
         NotAStore, NotAllowed, WrongKey: it does not open, and not for damage.
@@ -33,7 +42,7 @@ def verify_store(
     except IntegrityError as error:
         return _unfolded(error, opened, full)
     with closing(registry):
-        return verify(registry, full, progress)
+        return work(registry) if work is not None else verify(registry, full, progress)
 
 
 def _unopened(error: CairnError, backend: Backend, source: KeySource, full: bool) -> VerifyReport:

@@ -8,6 +8,7 @@ from itertools import groupby
 
 from cairn.core.errors import CairnError, IntegrityError
 from cairn.core.ids import ContentId
+from cairn.gc.depth import Listed
 from cairn.gc.places import Damage, Places
 from cairn.gc.report import Findings
 from cairn.gc.roots import packs_in_force
@@ -17,11 +18,16 @@ from cairn.registry.state import Piece, State
 from cairn.store.index import Location
 from cairn.store.pack import read_footer
 
-Listed = list[tuple[ContentId, Location]]
-
 
 class PackDirectories:
-    """What pieces and footers say about the packs of one state."""
+    """What pieces and footers say about the packs of one state.
+
+    Attributes:
+        flawed: packs that are missing, short, or damaged at their ends; with the ids that they are said to hold, or
+            None where nothing says it.
+        short: those of them of which a collector sees without reading that they are.
+        bad_pieces: index pieces that cannot be read.
+    """
 
     def __init__(self, opened: OpenStore, state: State, sizes: dict[str, int], findings: Findings) -> None:
         self._opened = opened
@@ -29,6 +35,9 @@ class PackDirectories:
         self._sizes = sizes
         self._findings = findings
         self._unfooted: dict[int, Piece] = {}
+        self.flawed: dict[int, list[ContentId] | None] = {}
+        self.short: set[int] = set()
+        self.bad_pieces: list[Piece] = []
 
     def check(self, places: Places) -> None:
         """Check every piece and the directory of every pack in force; fill `places`."""
@@ -37,6 +46,8 @@ class PackDirectories:
             by_piece = None
             with self._findings.about(name):
                 by_piece = _by_pack(piece_locations(self._opened, self._state, piece))
+            if by_piece is None:
+                self.bad_pieces.append(piece)
             for number in range(piece.first, piece.first + piece.count):
                 if self._state.in_force(number):
                     listed = None if by_piece is None else by_piece.get(number, [])
@@ -73,6 +84,10 @@ class PackDirectories:
         if by_footer is None and piece:
             self._unfooted[number] = piece
         listed = by_piece if by_piece is not None else by_footer
+        if size != pack.size:
+            self.short.add(number)
+        if by_footer is None:
+            self.flawed[number] = None if listed is None else [identifier for identifier, _ in listed]
         if listed is None:
             self._findings.add(pack.name, "what it held is unknown: its index piece cannot be read either")
             return

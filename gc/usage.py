@@ -1,17 +1,18 @@
 """What a store holds and costs."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cairn.core.errors import CairnError, IntegrityError, ObjectNotFound
 from cairn.core.ids import ContentId
-from cairn.gc.roots import Root, live_checkpoints, named_objects, packs_in_force
+from cairn.gc.roots import Root, all_roots, live_checkpoints, named_objects, packs_in_force
 from cairn.gc.sessions import OpenSession
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.indexing import locations_of
 from cairn.registry.reachability import read_reachability
 from cairn.registry.registry import Registry
 from cairn.registry.session import open_sessions, read_session
-from cairn.registry.state import State
+from cairn.registry.state import State, name_of_key
 from cairn.store.crypto.components import ComponentClass
 
 
@@ -19,13 +20,17 @@ from cairn.store.crypto.components import ComponentClass
 class Usage:
     """Counts and bytes of one store. All bytes are stored ones, `bytes_logical` excepted.
 
+    `bytes_packs`, `bytes_other`, `bytes_pending` and `leftover_bytes` are all that is stored.
+
     Args:
         packs, bytes_packs: packs in force and their size.
-        bytes_other: all other objects: log and shortcuts, keys, sessions, manifests, index.
+        bytes_other: all other objects that are needed: log and shortcuts, keys, sessions, manifests, index.
         chunks: distinct chunks and pages that checkpoints need.
         bytes_logical: plaintext bytes of all checkpoints, each counted as if it stood alone.
         bytes_reachable: sealed chunks and pages that checkpoints need, one copy of each.
+        bytes_restorable: of the rest, what deleted checkpoints need that can still be restored.
         bytes_unreferenced: sealed chunks and pages in packs in force that no checkpoint needs, and second copies.
+        bytes_pending: what is condemned and waits to be deleted.
         leftover_objects, leftover_bytes: objects that no entry names, which interrupted writers left.
         unreadable: why some checkpoints could not be counted; then `bytes_unreferenced` may hold what they need.
     """
@@ -39,11 +44,18 @@ class Usage:
     chunks: int
     bytes_logical: int
     bytes_reachable: int
+    bytes_restorable: int
     bytes_unreferenced: int
+    bytes_pending: int
     leftover_objects: int
     leftover_bytes: int
     sessions: tuple[OpenSession, ...]
     unreadable: tuple[str, ...] = field(default=())
+
+    @property
+    def bytes_reclaimable(self) -> int:
+        """What a collection can free, as far as packs are written anew for it and no writer at work needs it."""
+        return self.bytes_unreferenced + self.leftover_bytes
 
     @property
     def dedup_ratio(self) -> float:
@@ -57,9 +69,15 @@ def usage(registry: Registry) -> Usage:
     backend = registry.opened.backend
     stored = {listed.name: listed.size for listed in backend.list("")}
     leftovers = {name for name in stored if name.startswith("objects/")} - named_objects(state)
-    needed, bytes_logical, unreadable = _needed(registry, state)
+    live = live_checkpoints(state)
+    needed, bytes_logical, unreadable = _needed(registry, live, live=True)
+    others = [root for root in all_roots(state) if root not in live]
+    deleted, _, unreadable_too = _needed(registry, others, live=False)
     packs = packs_in_force(state)
-    reachable, unreferenced = _split_bytes(registry, state, needed)
+    reachable, restorable, unreferenced = _split_bytes(registry, state, needed, deleted - needed)
+    condemned = {name_of_key(key) for key in state.condemned_objects}
+    bytes_condemned = sum(stored.get(name, 0) for name in condemned)
+    pending = bytes_condemned + sum(stored.get(state.pack(number).name, 0) for number in state.condemned)
     bytes_packs = sum(state.pack(number).size for number in packs)
     bytes_leftover = sum(stored[name] for name in leftovers)
     in_packs = sum(stored.get(state.pack(number).name, 0) for number in range(state.pack_count))
@@ -69,25 +87,27 @@ def usage(registry: Registry) -> Usage:
         log_entries=state.length,
         packs=len(packs),
         bytes_packs=bytes_packs,
-        bytes_other=sum(stored.values()) - in_packs - bytes_leftover,
+        bytes_other=sum(stored.values()) - in_packs - bytes_leftover - bytes_condemned,
         chunks=len(needed),
         bytes_logical=bytes_logical,
         bytes_reachable=reachable,
+        bytes_restorable=restorable,
         bytes_unreferenced=unreferenced,
+        bytes_pending=pending,
         leftover_objects=len(leftovers),
         leftover_bytes=bytes_leftover,
         sessions=tuple(_sessions(registry)),
-        unreadable=tuple(unreadable),
+        unreadable=(*unreadable, *unreadable_too),
     )
 
 
-def _needed(registry: Registry, state: State) -> tuple[set[ContentId], int, list[str]]:
-    """Ids that checkpoints need, their logical bytes, and what could not be read."""
+def _needed(registry: Registry, roots: Iterable[Root], live: bool) -> tuple[set[ContentId], int, list[str]]:
+    """Ids that checkpoints need, the logical bytes of live ones, and what could not be read."""
     needed, total, unreadable = set[ContentId](), 0, []
-    for root in live_checkpoints(state):
+    for root in roots:
         try:
             needed.update(read_reachability(registry.opened, root.state))
-            total += logical_bytes(registry, root)
+            total += logical_bytes(registry, root) if live else 0
         except CairnError as error:
             if error.retryable:
                 raise
@@ -102,19 +122,20 @@ def logical_bytes(registry: Registry, root: Root) -> int:
     return sizes.get(ComponentClass.FILES, sum(sizes.values()))
 
 
-def _split_bytes(registry: Registry, state: State, needed: set[ContentId]) -> tuple[int, int]:
-    """Bytes in packs in force that are needed, and that are not."""
-    counted, reachable, unreferenced = set[ContentId](), 0, 0
+def _split_bytes(
+    registry: Registry, state: State, needed: set[ContentId], restorable: set[ContentId]
+) -> tuple[int, int, int]:
+    """Bytes in packs in force that are needed, that are for what was deleted and can be restored, and all others."""
+    counted, sums = set[ContentId](), [0, 0, 0]
     for piece in state.pieces:
         for identifier, at in locations_of(registry.opened, state, piece)[0]:
             if not state.in_force(at.pack):
                 continue
-            if identifier in needed and identifier not in counted:
-                counted.add(identifier)
-                reachable += at.length
-            else:
-                unreferenced += at.length
-    return reachable, unreferenced
+            first = identifier not in counted
+            counted.add(identifier)
+            kind = 0 if first and identifier in needed else 1 if first and identifier in restorable else 2
+            sums[kind] += at.length
+    return sums[0], sums[1], sums[2]
 
 
 def _sessions(registry: Registry) -> list[OpenSession]:

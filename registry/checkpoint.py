@@ -28,6 +28,7 @@ from cairn.manifests.schema import (
     ValuePage,
 )
 from cairn.manifests.tiling import RULE, TILE_BYTES_MAX, Box, grid
+from cairn.registry.gone import gone_error
 from cairn.registry.indexing import read_object
 from cairn.registry.registry import Registry
 from cairn.registry.state import Checkpoint
@@ -57,6 +58,7 @@ class CheckpointManifest:
         """Read and check the body.
 
         Raises:
+            GoneError: it was deleted.
             IntegrityError: the body is missing, damaged, or not the one that the id speaks for.
         """
         self.model, self.id = model, checkpoint
@@ -319,6 +321,8 @@ def committed(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> C
         NotFoundError: the model holds no such checkpoint.
     """
     state = registry.state.models.get(model)
+    if state is not None and checkpoint in state.gone:
+        raise gone_error(registry, model, checkpoint)
     if state is None or checkpoint not in state.checkpoints:
         raise NotFoundError(f"model {model.hex()} has no checkpoint {checkpoint.hex()}")
     return state.checkpoints[checkpoint]

@@ -21,9 +21,10 @@ from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.contents import Entry, Named, contents
 from cairn.registry.entries import Commit, ObjectRef, RefChange, Supply
 from cairn.registry.fold import BRANCH
+from cairn.registry.gone import check_may_return
 from cairn.registry.indexing import read_object
 from cairn.registry.journal import Journal
-from cairn.registry.models import walk_history
+from cairn.registry.models import walk
 from cairn.registry.names import ref_tag
 from cairn.registry.numbers import ranges
 from cairn.registry.pins import pinned
@@ -256,6 +257,7 @@ class Delivery:
 
         def build(state_now: State) -> Commit:
             nonlocal expected, races
+            check_may_return(self._target, self._model, self._checkpoint)
             now = state_now.models[self._model].refs.get(tag)
             actual = CheckpointId(now.checkpoint) if now else None
             if actual != expected:
@@ -291,10 +293,10 @@ class Delivery:
             raise IntegrityError(f"the log does not show checkpoint {short(self._checkpoint)} after its commit")
 
     def _nearest(self, target: State) -> bytes | None:
-        """The nearest checkpoint of the source's history that the target has."""
-        there = target.models[self._model].checkpoints
-        behind = (line.parent for line in walk_history(self._source, self._model, self._checkpoint))
-        return next((at for at in behind if at in there), None)
+        """The nearest checkpoint of the source's history that the target has, or had."""
+        there = target.models[self._model]
+        behind = (one.parent for one in walk(self._source, self._model, self._checkpoint))
+        return next((at for at in behind if at in there.checkpoints or at in there.gone), None)
 
     def _index(self, uploads: Uploads, save: ChunkSave) -> tuple[bytes, tuple[ObjectRef, ...]]:
         """Records of the packs, and the index piece that lists what is in them."""

@@ -141,13 +141,19 @@ class Commit(Upload, frozen=True, kw_only=True):
 class Supply(Upload, frozen=True, kw_only=True):
     """Brings content of a committed checkpoint that is not here: left out by a partial pull, or lost.
 
-    `reachability` replaces the checkpoint's.
+    Args:
+        reachability: takes the place of the checkpoint's.
+        body: likewise, if the checkpoint's was lost: the same body sealed anew, as the id shows to readers.
+        roots, envelope: likewise: the same bytes under other names, as their hashes show.
     """
 
     model: bytes
     checkpoint: bytes
     reachability: ObjectRef
     partial: bool = False
+    body: ObjectRef | None = None
+    roots: tuple[RootRef, ...] = ()
+    envelope: ObjectRef | None = None
 
 
 class Condemn(Upload, frozen=True, kw_only=True):

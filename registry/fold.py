@@ -39,7 +39,7 @@ from cairn.registry.entries import (
 )
 from cairn.registry.entries_audit import Policy, Reads
 from cairn.registry.fold_uploads import add_packs, take_upload, upload_refused
-from cairn.registry.state import Checkpoint, Model, Ref, State, object_key, objects_of
+from cairn.registry.state import Checkpoint, Model, Ref, State, objects_of
 
 # Changes with the rules and with `State`: a state that others folded is folded anew.
 STATE_VERSION = 5
@@ -124,14 +124,37 @@ def _supply(state: State, entry: Entry, payload: Supply) -> _REASON:
     checkpoint = model.checkpoints.get(payload.checkpoint) if model else None
     if model is None or checkpoint is None:
         return "its checkpoint does not exist"
-    others = (object_key(payload.reachability, "reach"),)
+    supplied = _supplied(checkpoint, payload)
+    if supplied is None:
+        return "its roots or its envelope are not the checkpoint's"
+    others = objects_of(supplied)
     reason = upload_refused(state, entry, payload, others)
     if reason is None:
         take_upload(state, entry, payload, others)
-        model.checkpoints[payload.checkpoint] = msgspec.structs.replace(
-            checkpoint, reachability=payload.reachability, partial=payload.partial, quarantined=False
-        )
+        model.checkpoints[payload.checkpoint] = supplied
     return reason
+
+
+def _supplied(checkpoint: Checkpoint, payload: Supply) -> Checkpoint | None:
+    """A checkpoint with what is brought in the place of what was lost; None if that is something else."""
+    brought = {root.component: root for root in payload.roots}
+    for root in payload.roots:
+        lost = next((one for one in checkpoint.roots if one.component == root.component), None)
+        if lost is None or (lost.generation, lost.object.hash) != (root.generation, root.object.hash):
+            return None
+    if payload.envelope is not None and (
+        checkpoint.envelope is None or checkpoint.envelope.hash != payload.envelope.hash
+    ):
+        return None
+    return msgspec.structs.replace(
+        checkpoint,
+        body=payload.body or checkpoint.body,
+        roots=tuple(brought.get(root.component, root) for root in checkpoint.roots),
+        envelope=payload.envelope or checkpoint.envelope,
+        reachability=payload.reachability,
+        partial=payload.partial,
+        quarantined=False,
+    )
 
 
 def _checkpoint_of(entry: Entry, payload: Commit) -> Checkpoint:

@@ -22,7 +22,7 @@ from cairn.registry.entries import (
     Verified,
 )
 from cairn.registry.fold_uploads import epochs_refused, objects_refused, take_back, take_upload, upload_refused
-from cairn.registry.numbers import Ranges, are_ranges, joined, numbers_of, within
+from cairn.registry.numbers import Ranges, are_ranges, covers, joined, numbers_of, within
 from cairn.registry.state import Gone, Model, Piece, State, named_keys, object_key, split_keys
 
 DEPTHS = ("quick", "sampled", "full")
@@ -76,7 +76,9 @@ def swept(state: State, entry: Entry, payload: Swept) -> _Reason:
     _end_condemnation(state, payload.packs, payload.objects)
     state.swept = joined(state.swept, payload.packs)
     if payload.packs:
-        state.pieces = [piece for piece in state.pieces if not _all_swept(state, piece)]
+        state.pieces = [
+            piece for piece in state.pieces if not covers(state.swept, piece.first, piece.first + piece.count - 1)
+        ]
     return None
 
 
@@ -155,7 +157,8 @@ def verified(state: State, entry: Entry, payload: Verified) -> _Reason:
     if any(one not in model.checkpoints for one in payload.checkpoints):
         return "one of its checkpoints does not exist"
     for one in payload.checkpoints:
-        model.checkpoints[one] = msgspec.structs.replace(model.checkpoints[one], verified=payload.depth)
+        held = model.checkpoints[one]
+        model.checkpoints[one] = msgspec.structs.replace(held, verified=payload.depth, verified_at=entry.claimed_at)
     return None
 
 
@@ -196,7 +199,3 @@ def _end_condemnation(state: State, packs: Ranges, objects: bytes) -> None:
     for number in numbers_of(packs):
         del state.condemned[number]
     take_back(state, split_keys(objects) or ())
-
-
-def _all_swept(state: State, piece: Piece) -> bool:
-    return all(within(state.swept, number) for number in range(piece.first, piece.first + piece.count))

@@ -71,8 +71,8 @@ def is_ancestor(registry: Registry, model: ModelId, old: CheckpointId | None, ne
     if known is None or old is None:
         return False
     at: bytes | None = new
-    while at is not None and (found := known.checkpoints.get(at) or known.gone.get(at)) is not None:
-        at = found.parent
+    while at is not None:
+        at = known.parent_of(at)
         if at == old:
             return True
     # What came later, behind what was there, takes opening every commit's facts to see.

@@ -6,6 +6,8 @@ Data (key files) must be backed up; state (identity, heads) is remembered; the c
 import contextlib
 import json
 import os
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import msgspec
 from cairn.core.clock import Entropy
 from cairn.core.errors import IntegrityError, NotAllowed, ObjectExists, StorageError
 from cairn.core.ids import CheckpointId, StoreId
+from cairn.store.backends.posix import sync_folder
 from cairn.store.crypto.signing import Identity
 
 
@@ -47,6 +50,10 @@ class KeyHome:
     def watched_file(self, store: StoreId) -> Path:
         """Where it is noted how long sessions and pins of a store have been silent."""
         return self.state / "watched" / f"{store.hex()}.json"
+
+    def scrub_file(self, store: StoreId) -> Path:
+        """Where it is noted what an interrupted scrub of a store has read."""
+        return self.state / "scrubs" / f"{store.hex()}.jsonl"
 
     def remotes_file(self, store: StoreId) -> Path:
         """Where the remotes of a store are noted."""
@@ -83,7 +90,7 @@ class KeyHome:
         if known is not None and known.length >= head.length:
             return
         path = self.state / "heads" / store.hex()
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_text(json.dumps({"length": head.length, "root": head.root.hex()}))
@@ -91,29 +98,83 @@ class KeyHome:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Create a file of mode 0600, durable, never over an existing one.
+    """Create a file of mode 0600, durable with its name, never over an existing one.
 
     Raises:
         ObjectExists: it exists.
         StorageError: it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, data)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    with _failures(path):
+        _make_folder(path.parent)
+        temporary = _written_beside(path, data, 0o600)
         try:
             _name_exclusively(temporary, path, data)
         except FileExistsError:
             raise ObjectExists(f"{path} exists", hint="move it away first: it may be the only key of a store") from None
         finally:
-            temporary.unlink()
+            os.unlink(temporary)
+        _sync_names(path.parent)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put a file in the place of the one of its name, if any; a power cut leaves one of the two, whole.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    with _failures(path):
+        _make_folder(path.parent)
+        os.replace(_written_beside(path, data, 0o666), path)
+        _sync_names(path.parent)
+
+
+@contextlib.contextmanager
+def _failures(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _make_folder(folder: Path, mode: int = 0o700) -> None:
+    """Make a folder for the user alone, and those above it that are missing, each with a durable name."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent, 0o777)
+    # Another process may be as far.
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, mode)
+    _sync_names(folder.parent)
+
+
+def _sync_names(folder: Path) -> None:
+    # A folder that may be written to and not read cannot be opened; nothing more can be done there.
+    with contextlib.suppress(PermissionError):
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sync_folder(opened)
+        finally:
+            os.close(opened)
+
+
+def _written_beside(path: Path, data: bytes, mode: int) -> Path:
+    """A file with the data, durable but for its name, in the same folder."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        _write(temporary, os.O_TRUNC, mode, data)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def _write(path: Path, flags: int, mode: int, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, mode)
+    try:
+        os.write(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _name_exclusively(temporary: Path, path: Path, data: bytes) -> None:
@@ -122,15 +183,13 @@ def _name_exclusively(temporary: Path, path: Path, data: bytes) -> None:
     except FileExistsError:
         raise
     except OSError:  # no hard links here: written under its own name, and removed if that fails
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.write(descriptor, data)
-            os.fsync(descriptor)
+            _write(path, os.O_EXCL, 0o600, data)
+        except FileExistsError:
+            raise
         except OSError:
             path.unlink()
             raise
-        finally:
-            os.close(descriptor)
 
 
 def _read_identity(path: Path) -> Identity:

@@ -1,7 +1,6 @@
 """Models and refs by the names that people give them."""
 
 from collections.abc import Iterator
-from itertools import islice
 
 import msgspec
 
@@ -24,12 +23,14 @@ class CommitMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     Args:
         saved_at: the writer's clock (ns) when it committed; 0: not told.
         parent: what its branch pointed to then.
+        metrics: numbers that the checkpoint is told by, such as a loss; retention can keep the best.
     """
 
     message: str
     step: int | None
     saved_at: int = 0
     parent: bytes | None = None
+    metrics: dict[str, float] = {}
 
 
 class _NameTaken(Exception):
@@ -45,17 +46,30 @@ class NamedRef(msgspec.Struct, frozen=True):
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """One checkpoint of a history, and the one behind it."""
+    """One checkpoint of a history, and the one behind it, which may be deleted.
+
+    Args:
+        deleted_behind: how many were deleted between it and the next one that is there; told by `history` alone.
+    """
 
     id: CheckpointId
     state: Checkpoint
     meta: CommitMeta
     parent: CheckpointId | None
+    deleted_behind: int = 0
 
     @property
     def saved_at(self) -> int:
         """When it was saved (ns); what came from elsewhere entered this store's log later."""
         return saved_at(self.state, self.meta)
+
+
+class Past(msgspec.Struct, frozen=True):
+    """One checkpoint of a history and the one behind it; of one that was deleted there is no line."""
+
+    id: CheckpointId
+    parent: CheckpointId | None
+    line: LogLine | None
 
 
 def find_model(registry: Registry, name: str) -> ModelId:
@@ -187,33 +201,42 @@ def saved_at(checkpoint: Checkpoint, meta: CommitMeta) -> int:
 
 
 def history(registry: Registry, model: ModelId, tip: CheckpointId | None, number: int | None = None) -> list[LogLine]:
-    """Checkpoints from a tip back, newest first, at most `number` of them."""
-    return list(islice(walk_history(registry, model, tip), number))
+    """Checkpoints from a tip back, newest first, at most `number` of them; deleted ones are counted."""
+    lines: list[LogLine] = []
+    for past in walk(registry, model, tip):
+        if past.line is not None:
+            if len(lines) == number:
+                break
+            lines.append(past.line)
+        elif lines:
+            lines[-1] = msgspec.structs.replace(lines[-1], deleted_behind=lines[-1].deleted_behind + 1)
+    return lines
 
 
 def walk_history(registry: Registry, model: ModelId, tip: CheckpointId | None) -> Iterator[LogLine]:
-    """Checkpoints from a tip back, newest first.
+    """Checkpoints from a tip back, newest first; deleted ones are passed over."""
+    return (past.line for past in walk(registry, model, tip) if past.line is not None)
+
+
+def walk(registry: Registry, model: ModelId, tip: CheckpointId | None) -> Iterator[Past]:
+    """Checkpoints from a tip back, newest first, deleted ones too.
 
     What is behind a checkpoint is what its ref pointed to when it came here. A push that left some out may be made up
-    for later: where the writers' own account leads to the same place, or on from an end, it is the fuller one. Deleted
-    checkpoints are passed over.
+    for later: where the writers' own account leads to the same place, or on from an end, it is the fuller one.
     """
     seen: set[bytes] = set()
-    checkpoints, gone = registry.state.models[model].checkpoints, registry.state.models[model].gone
+    known = registry.state.models[model]
     while tip is not None and tip not in seen:
         seen.add(tip)
-        if tip in gone:
-            deleted = gone[tip].parent
-            tip = CheckpointId(deleted) if deleted else None
-            continue
-        if tip not in checkpoints:
+        behind, line, state = known.parent_of(tip), None, known.checkpoints.get(tip)
+        if state is not None:
+            meta = open_meta(registry, model, state)
+            behind = meta.parent if _is_fuller(registry, model, state, meta.parent) else behind
+            line = LogLine(tip, state, meta, CheckpointId(behind) if behind else None)
+        elif tip not in known.gone:
             return
-        state = checkpoints[tip]
-        meta = open_meta(registry, model, state)
-        behind = meta.parent if _is_fuller(registry, model, state, meta.parent) else state.parent
-        line = LogLine(tip, state, meta, CheckpointId(behind) if behind else None)
-        yield line
-        tip = line.parent
+        yield Past(tip, CheckpointId(behind) if behind else None, line)
+        tip = CheckpointId(behind) if behind else None
 
 
 def _is_fuller(registry: Registry, model: ModelId, state: Checkpoint, claimed: bytes | None) -> bool:

@@ -36,6 +36,12 @@ def within(given: Sequence[tuple[int, int]], number: int) -> bool:
     return at >= 0 and number <= given[at][1]
 
 
+def covers(given: Sequence[tuple[int, int]], low: int, high: int) -> bool:
+    """Whether ranges that are in order, and joined where they touch, hold all numbers from `low` to `high`."""
+    at = bisect_right(given, low, key=lambda one: one[0]) - 1
+    return at >= 0 and high <= given[at][1]
+
+
 def joined(given: Sequence[tuple[int, int]], more: Ranges) -> list[tuple[int, int]]:
     """Both, in order, with touching ranges made one; they do not overlap."""
     result: list[tuple[int, int]] = []

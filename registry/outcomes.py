@@ -19,6 +19,7 @@ def commit_of_session(registry: Registry, session: SessionId, since: int) -> Che
             continue
         if isinstance(payload, Commit) and session in payload.sessions:
             model = state.models.get(payload.model)
-            if model is not None and payload.checkpoint in model.checkpoints:
+            # One that has been deleted since was committed all the same.
+            if model is not None and (payload.checkpoint in model.checkpoints or payload.checkpoint in model.gone):
                 return CheckpointId(payload.checkpoint)
     return None

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.errors import ConflictError, IntegrityError, NotFoundError, StorageError, UsageError
+from cairn.core.errors import ConflictError, IntegrityError, NotFoundError, UsageError
 from cairn.core.ids import StoreId
-from cairn.registry.localfiles import KeyHome
+from cairn.registry.localfiles import KeyHome, replace_file
 from cairn.registry.location import plain_location
 from cairn.registry.opened import OpenStore
 
@@ -105,11 +105,5 @@ class Remotes:
         self._save({key: remote for key, remote in self._known.items() if key != name})
 
     def _save(self, remotes: dict[str, Remote]) -> None:
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            temporary.write_text(json.dumps(msgspec.to_builtins(remotes), indent=2) + "\n")
-            temporary.replace(self._path)
-        except OSError as error:
-            raise StorageError(f"{self._path} cannot be written: {error.strerror}") from None
+        replace_file(self._path, (json.dumps(msgspec.to_builtins(remotes), indent=2) + "\n").encode())
         self._known = remotes

@@ -4,6 +4,7 @@ import msgspec
 
 from cairn.core.errors import IntegrityError, NotFoundError, UsageError
 from cairn.core.ids import ID_PREFIX_HEX_MIN, CheckpointId, ModelId, short
+from cairn.registry.gone import check_none_gone, gone_error
 from cairn.registry.models import find_model, history, ref_value
 from cairn.registry.names import MAIN
 from cairn.registry.registry import Registry
@@ -39,6 +40,7 @@ def resolve(registry: Registry, text: str) -> tuple[ModelId, CheckpointId]:
 
     Raises:
         NotFoundError: nothing of that name, or the prefix fits several.
+        GoneError: it was deleted.
     """
     selector = parse_selector(text)
     model = find_model(registry, selector.model)
@@ -56,25 +58,58 @@ def resolve(registry: Registry, text: str) -> tuple[ModelId, CheckpointId]:
     return model, _by_prefix(registry, model, selector)
 
 
+def resolve_deleted(registry: Registry, text: str) -> tuple[ModelId, CheckpointId]:
+    """Model and checkpoint of a selector by id, whether deleted or not.
+
+    Raises:
+        UsageError: it does not name an id.
+        NotFoundError: there is and was none, or the prefix fits several.
+    """
+    selector = parse_selector(text)
+    model = find_model(registry, selector.model)
+    if not _is_prefix(selector.revision):
+        raise UsageError(f"{text[:80]!r} names no id", hint="write MODEL@ID; 'cairn delete status' lists ids")
+    found = _with_prefix(registry, model, selector)
+    if found is None:
+        raise NotFoundError(
+            f"model {selector.model!r} has and had no checkpoint {selector.revision[:80]}",
+            hint="'cairn delete status' lists what was deleted",
+        )
+    return model, found
+
+
 def _by_step(registry: Registry, model: ModelId, revision: str) -> CheckpointId:
     digits = revision.removeprefix(_STEP)
     if not digits.isascii() or not digits.isdigit() or len(digits) > _DIGITS_MAX:
         raise UsageError(f"{revision[:80]!r} does not name a step", hint="write step: and a whole number")
-    for line in history(registry, model, ref_value(registry, model, MAIN)):
-        if line.meta.step == int(digits):
+    step, tip = int(digits), ref_value(registry, model, MAIN)
+    for line in history(registry, model, tip):
+        if line.meta.step == step:
             return line.id
+    check_none_gone(registry, model, tip, lambda meta: meta.step == step)
     raise NotFoundError(f"no checkpoint of step {digits} on {MAIN!r}", hint="'cairn log MODEL' shows the steps")
 
 
 def _by_prefix(registry: Registry, model: ModelId, selector: Selector) -> CheckpointId:
-    prefix = selector.revision.lower()
-    if len(prefix) >= ID_PREFIX_HEX_MIN and all(c in "0123456789abcdef" for c in prefix):
-        found = [i for i in registry.state.models[model].checkpoints if i.hex().startswith(prefix)]
-        if len(found) == 1:
-            return CheckpointId(found[0])
-        if found:
-            raise NotFoundError(f"id prefix {prefix} fits {len(found)} checkpoints", hint="write more digits")
-    raise NotFoundError(
-        f"model {selector.model!r} has no ref or checkpoint {selector.revision[:80]!r}",
-        hint="'cairn branch MODEL' and 'cairn tag MODEL' list refs, 'cairn log MODEL' ids; 4 digits of one will do",
-    )
+    found = _with_prefix(registry, model, selector) if _is_prefix(selector.revision) else None
+    if found is None:
+        raise NotFoundError(
+            f"model {selector.model!r} has no ref or checkpoint {selector.revision[:80]!r}",
+            hint="'cairn branch MODEL' and 'cairn tag MODEL' list refs, 'cairn log MODEL' ids; 4 digits of one will do",
+        )
+    if found in registry.state.models[model].gone:
+        raise gone_error(registry, model, found)
+    return found
+
+
+def _is_prefix(revision: str) -> bool:
+    return len(revision) >= ID_PREFIX_HEX_MIN and all(c in "0123456789abcdef" for c in revision.lower())
+
+
+def _with_prefix(registry: Registry, model: ModelId, selector: Selector) -> CheckpointId | None:
+    """The checkpoint, deleted or not, whose id begins so; None if there is none."""
+    prefix, held = selector.revision.lower(), registry.state.models[model]
+    found = [one for one in (*held.checkpoints, *held.gone) if one.hex().startswith(prefix)]
+    if len(found) > 1:
+        raise NotFoundError(f"id prefix {prefix} fits {len(found)} checkpoints", hint="write more digits")
+    return CheckpointId(found[0]) if found else None

@@ -32,7 +32,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     Args:
         parent: what its ref pointed to before.
         quarantined: collection goes on without its reachability list, which is damaged.
-        verified: how thoroughly it was found whole, if it was.
+        verified: how thoroughly it was found whole, if it was; `verified_at`, when, by that machine's clock (ns).
     """
 
     n: int
@@ -48,6 +48,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     partial: bool = False
     quarantined: bool = False
     verified: str = ""
+    verified_at: int = 0
 
 
 class Gone(msgspec.Struct, frozen=True):
@@ -88,6 +89,11 @@ class Model(msgspec.Struct):
     checkpoints: dict[bytes, Checkpoint] = {}
     runs: dict[bytes, int] = {}
     gone: dict[bytes, Gone] = {}
+
+    def parent_of(self, checkpoint: bytes) -> bytes | None:
+        """What a history goes on with behind a checkpoint, deleted ones included."""
+        held = self.checkpoints.get(checkpoint) or self.gone.get(checkpoint)
+        return held.parent if held is not None else None
 
 
 class Piece(msgspec.Struct, frozen=True):

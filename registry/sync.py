@@ -21,6 +21,8 @@ from cairn.registry.delivery import Delivery, Selection
 from cairn.registry.entries import ModelCreate
 from cairn.registry.fold import BRANCH
 from cairn.registry.forward import check_keeps_history, check_moves_forward, is_ancestor
+from cairn.registry.fullness import telling_usage
+from cairn.registry.gone import check_may_return
 from cairn.registry.modelkeys import import_model_keys
 from cairn.registry.models import delete_ref, model_name, move_ref, ref_kind, ref_value, walk_history
 from cairn.registry.names import LATEST, MAIN, check_ref_name, model_tag
@@ -99,8 +101,15 @@ def send(
         NotAllowed: the stores belong to different tenants.
         RefMoved: the target's ref has something that the source does not know; nothing was changed.
         ConflictError: the target has another model of this name.
+        GoneError: the checkpoint was deleted in the target, and can be restored there.
         IntegrityError: the source lacks something, or holds it damaged.
+        StorageFull: the target has no room; what was sent is kept for the next try.
     """
+    with telling_usage(target):
+        return _send(source, target, selector, options, progress)
+
+
+def _send(source: Registry, target: Registry, selector: str, options: SendOptions, progress: Progress | None) -> Sent:
     if not options.reseal:
         check_same_tenant(source, target)
     source.refresh()
@@ -113,6 +122,7 @@ def send(
             raise UsageError(f"{name!r} is a tag", hint="name the branch that is to get it with --to")
         return _reseal(source, target, CheckpointManifest(source, model, checkpoint), name, options, progress)
     bring_model(source, target, model)
+    check_may_return(target, model, checkpoint)
     known = target.state.models[model]
     behind: Iterator[CheckpointId] = (line.id for line in islice(walk_history(source, model, checkpoint), 1, None))
     if not options.history:

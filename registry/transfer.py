@@ -15,6 +15,7 @@ from cairn.core.limits import CHUNK_BYTES_MAX, PACK_BYTES_TARGET, READ_BYTES_TAR
 from cairn.core.pool import Pool, threads_within_budget
 from cairn.core.progress import Progress
 from cairn.registry.contents import Named
+from cairn.registry.presence import PackPresence
 from cairn.registry.registry import Registry
 from cairn.store.chunkstore import ChunkSave, ChunkWriter
 from cairn.store.crypto.tenant import ContentType
@@ -58,8 +59,7 @@ class Transfer:
         self._doubt = doubt
         self._index = target.index()
         self._known = self._index.known_packs()
-        self._sizes: dict[bytes, dict[str, int]] = {}
-        self._present: dict[int, bool] = {}
+        self._packs = PackPresence(target.opened.backend, self._index)
         self.reachable: set[ContentId] = set()
 
     def bring(self, named: Iterable[Named]) -> None:
@@ -95,12 +95,11 @@ class Transfer:
 
     def _missing(self, ids: list[ContentId], fresh: dict[ContentId, Named]) -> list[ContentId]:
         ids = ids if self._doubt else self._unknown(ids)
+        unsound = self._unsound(ids, fresh) if self._doubt else set()
         missing = []
         for identifier, found in zip(ids, self._index.locations_of(ids), strict=True):
-            pack = next((at.pack for at in found if self._present.get(at.pack) or self._is_present(at.pack)), None)
-            if self._doubt and not self._is_sound(*fresh[identifier]):
-                pack = None
-            if pack is not None:
+            pack = next((at.pack for at in found if self._packs.has(at.pack)), None)
+            if pack is not None and identifier not in unsound:
                 self._save.written.relied.add(pack)
             elif not self._save.claimed(identifier):
                 missing.append(identifier)
@@ -109,9 +108,19 @@ class Transfer:
     def _unknown(self, ids: list[ContentId]) -> list[ContentId]:
         """Ids that no long piece places in a pack that is there; the packs of the others are relied on."""
         packs = self._known.find(ids)
-        there = {one for one in set(packs) if self._index.is_in_force(one) and self._is_present(one)}
+        there = {one for one in set(packs) if self._index.is_in_force(one) and self._packs.has(one)}
         self._save.written.relied |= there
         return [identifier for identifier, pack in zip(ids, packs, strict=True) if pack not in there]
+
+    def _unsound(self, ids: list[ContentId], fresh: dict[ContentId, Named]) -> set[ContentId]:
+        """Ids that the target cannot read: many are read at once, as each is a request."""
+        found = set[ContentId]()
+
+        def work(jobs: Iterable[ContentId]) -> None:
+            found.update(identifier for identifier in jobs if not self._is_sound(*fresh[identifier]))
+
+        Pool[ContentId](threads_within_budget(2 * CHUNK_BYTES_MAX, TRANSFERS_AT_ONCE), work).run(ids)
+        return found
 
     def _is_sound(self, kind: ContentType, digest: Digest) -> bool:
         """Whether the target can read it; a place that fails is marked, so that it is not relied on."""
@@ -120,19 +129,6 @@ class Transfer:
         except (IntegrityError, ObjectNotFound):
             return False
         return True
-
-    def _is_present(self, number: int) -> bool:
-        """Whether a pack is there at its full size; a session's packs are listed once."""
-        present = self._present.get(number)
-        if present is None:
-            ref = self._index.pack(number)
-            folder, _, _ = ref.name.rpartition("/")
-            sizes = self._sizes.get(ref.session)
-            if sizes is None:
-                listed = self._target.opened.backend.list(folder)
-                sizes = self._sizes[ref.session] = {one.name: one.size for one in listed}
-            present = self._present[number] = sizes.get(ref.name) == ref.size
-        return present
 
     # --- sending ----------------------------------------------------------------------------------
 

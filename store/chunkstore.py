@@ -162,6 +162,8 @@ class ChunkSave:
         self.session = session
         self.policy = policy
         self.written = Written()
+        # Store what is known as well: what is known may be damaged.
+        self.anew = False
         # Told of each pack that is durable.
         self.uploaded: Callable[[PackRef, Sequence[PackedChunk]], None] | None = None
         self._lock = threading.Lock()
@@ -186,7 +188,7 @@ class ChunkSave:
 
     def rely(self, identifier: ContentId) -> bool:
         """Whether the store holds this content already; the save then relies on the pack that has it."""
-        while True:
+        while not self.anew:
             chunks = self.chunks
             found = next((at.pack for at in chunks.index.locations(identifier) if self._present(at)), None)
             with self._lock:
@@ -194,6 +196,7 @@ class ChunkSave:
                     if found is not None:
                         self.written.relied.add(found)
                     return found is not None
+        return False
 
     def relied(self) -> set[int]:
         """Numbers of the packs that the save relies on so far."""

@@ -5,6 +5,8 @@ import secrets
 import pytest
 from hypothesis import settings
 
+from tests.support.points import points_table
+
 # Shared checks state their failures as plainly as tests do.
 pytest.register_assert_rewrite("tests.contracts", "tests.faults")
 
@@ -20,5 +22,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how to draw the same examples again."""
+    """Say how to draw the same examples again, and which calls met a fault."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
+    noted = (one for report in reports if getattr(report, "when", "") == "call" for one in report.user_properties)
+    for line in points_table(noted):
+        terminalreporter.write_line(line)
     terminalreporter.write_line(f"same examples: --hypothesis-seed={terminalreporter.config.option.hypothesis_seed}")

@@ -10,9 +10,7 @@ with cairn.Checkpointer("path/to/store", "llama") as checkpointer:
             checkpointer.save(step, state)
 """
 
-import contextlib
 import logging
-import operator
 import os
 import threading
 from collections.abc import Mapping
@@ -22,11 +20,13 @@ from typing import Any, Literal
 
 from cairn.core.errors import CairnError, RefusedError, SaveFailed, Superseded, UsageError
 from cairn.core.ids import CheckpointId, ModelId
-from cairn.core.limits import ATTEMPT_SECONDS, CLOSE_SECONDS, RANK_SILENCE_SECONDS, STEP_MAX
+from cairn.core.limits import ATTEMPT_SECONDS, CLOSE_SECONDS, RANK_SILENCE_SECONDS
 from cairn.manifests.exactness import check_level
-from cairn.registry.models import ensure_model, find_model, open_meta, ref_value
+from cairn.registry.metrics import checked_metrics, checked_step
+from cairn.registry.models import CommitMeta, ensure_model, find_model, open_meta, ref_value
 from cairn.registry.names import MAIN, check_model_name, check_ref_name
 from cairn.registry.registry import Registry
+from cairn.registry.retention import Retention
 from cairn.registry.runs import open_run
 from cairn.registry.stores import open_store
 from cairn.store.codec import CodecPolicy
@@ -37,6 +37,7 @@ from cairn.training.loading import Loader, LoadOptions, LoadReport
 from cairn.training.meeting import meet
 from cairn.training.ranks import Ranks
 from cairn.training.rendezvous import JobStore, Rendezvous
+from cairn.training.retainer import Retainer
 from cairn.training.snapshots import Snapshots
 from cairn.training.writing import Branch, Task, Writer
 
@@ -68,6 +69,7 @@ class Checkpointer:
         codec: CodecPolicy = CodecPolicy.RAW,
         exactness: str = "",
         provenance: Mapping[str, Any] | None = None,
+        retention: Retention | None = None,
         start_over: bool = False,
         process_group: Any = None,
         rendezvous: Rendezvous | None = None,
@@ -88,6 +90,8 @@ class Checkpointer:
             check_replicas_every: each so many saves, replicas that other ranks store are compared; 0 for never.
             exactness: what the checkpoint promises; see `manifests/exactness.py`.
             provenance: plain data that becomes part of the checkpoint; see `capture_provenance`.
+            retention: which checkpoints of the branch stay; after each commit others are deleted, in the background.
+                'cairn gc apply' frees their space; until then they can be restored.
             start_over: let a run that has loaded nothing save an earlier step than the branch's newest one.
             process_group: the ranks that save together; by default all of the job.
             rendezvous: how ranks meet; by default through the store of torch.distributed's job.
@@ -125,6 +129,7 @@ class Checkpointer:
         self._snapshots = Snapshots(
             self._ranks, opened.clock, Arena(host_bytes_max), capture, attempt_seconds, dict(provenance or {})
         )
+        self._retainer = Retainer(opened, model, branch, retention if self._ranks.coordinates else None)
         self._branch: Branch | None = None
         self._may_go_back = start_over
         self._saves, self._loads = 0, 0
@@ -135,12 +140,21 @@ class Checkpointer:
 
     # --- saving ------------------------------------------------------------------------------------
 
-    def save(self, step: int, state: dict[str, Any], *, blocking: bool = False, message: str = "") -> SaveHandle:
+    def save(
+        self,
+        step: int,
+        state: dict[str, Any],
+        *,
+        blocking: bool = False,
+        message: str = "",
+        metrics: Mapping[str, Any] | None = None,
+    ) -> SaveHandle:
         """Begin to save; returns when the state is captured (`eager`), or what cannot be deferred is (`overlap`).
 
         Args:
             state: modules, optimizers, stateful objects, tensors and plain data under string keys.
             blocking: return when the checkpoint is committed.
+            metrics: numbers by name that the checkpoint is told by, such as a loss; the coordinator's count.
 
         Raises:
             SaveFailed, RankLost, ...: an earlier save failed in the background, or this one did; names the step.
@@ -148,17 +162,18 @@ class Checkpointer:
             RefusedError: the state cannot be saved; nothing was begun.
         """
         self._check_open()
-        step = _checked_step(step)
+        step = checked_step(step)
+        meta = CommitMeta(message, step, metrics=checked_metrics(metrics or {}))
         started = self._registry.opened.clock.monotonic()
         if self._pending is not None and self._pending.thread.is_alive():
             if self._on_busy == "skip":
                 return SaveHandle(step, is_local(self._registry.opened.backend.url), skipped=True)
             self._pending.task.cancelled = self._on_busy == "supersede"
         self._settle()
-        handle = SaveHandle(step, is_local(self._registry.opened.backend.url))
+        handle = SaveHandle(step, is_local(self._registry.opened.backend.url), notes=self._retainer.told())
         self._saves += 1
         try:
-            task = self._captured(step, state, message, handle, started)
+            task = self._captured(step, state, meta, handle, started)
         except BaseException as error:
             self._ranks.fail(f"save/{self._saves}", error)
             self._snapshots.agree_anew()
@@ -172,13 +187,13 @@ class Checkpointer:
             self.wait()
         return handle
 
-    def _captured(self, step: int, state: dict[str, Any], message: str, handle: SaveHandle, started: float) -> Task:
+    def _captured(self, step: int, state: dict[str, Any], meta: CommitMeta, handle: SaveHandle, started: float) -> Task:
         number = self._saves
         check = self._check_every > 0 and number % self._check_every == 1 % self._check_every
         taken = self._snapshots.take(state, f"save/{number}", handle, check and self._ranks.count > 1)
         leaves = taken.leaves
         return Task(
-            number, step, message, leaves.tensors, taken.values, taken.capture, handle, started,
+            number, step, meta, leaves.tensors, taken.values, taken.capture, handle, started,
             f"rank={self._ranks.rank}", self._exactness, taken.replan, leaves.notes,
         )  # fmt: skip
 
@@ -198,6 +213,7 @@ class Checkpointer:
         for note in outcome.notes:
             log.warning("save of step %d: %s", task.step, note)
         handle.committed.set_result(CheckpointId(outcome.checkpoint))
+        self._retainer.begin()
 
     def _branch_to_move(self, step: int) -> Branch:
         if self._branch is None:
@@ -304,6 +320,7 @@ class Checkpointer:
             CairnError: why it failed.
             SaveFailed: it takes longer than `seconds`.
         """
+        self._retainer.told()
         self._settle(seconds)
 
     def _settle(self, seconds: float | None = None) -> None:
@@ -341,6 +358,8 @@ class Checkpointer:
         finally:
             self._snapshots.release()
             self._ranks.stop()
+            self._retainer.finish(bound)
+            self._retainer.told()
             if self._owns_store:
                 self._registry.close()
 
@@ -369,13 +388,3 @@ class Checkpointer:
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UsageError(f"{name}={value!r} is none of {', '.join(map(repr, choices))}")
-
-
-def _checked_step(step: Any) -> int:
-    """A step as the whole number that it is; numpy's and torch's are taken."""
-    if not isinstance(step, bool):
-        with contextlib.suppress(TypeError):
-            number = operator.index(step)
-            if 0 <= number <= STEP_MAX:
-                return number
-    raise UsageError(f"step {step!r} is no step", hint="name a whole number from 0 on: int(step)")

@@ -27,6 +27,7 @@ from cairn.core.errors import NotFoundError, StateMismatch, UsageError
 from cairn.core.ids import CheckpointId
 from cairn.core.limits import FRAGMENT_READS_AT_ONCE
 from cairn.registry.checkpoint import CheckpointManifest
+from cairn.registry.gone import check_none_gone
 from cairn.registry.models import CommitMeta, ensure_model, find_model, history, ref_value
 from cairn.registry.names import MAIN, check_model_name, check_ref_name
 from cairn.registry.pins import Pin
@@ -261,9 +262,13 @@ class CairnReader(StorageReader):
         model, checkpoint = resolve(registry, f"{self._selector.model}@{self._selector.revision}")
         if self._name is not None:
             step, name = step_of(self._name), os.fspath(self._name)
-            lines = history(registry, model, checkpoint)
-            fitting = [one for one in lines if (one.meta.message == name if step is None else one.meta.step == step)]
+
+            def fits(meta: CommitMeta) -> bool:
+                return meta.message == name if step is None else meta.step == step
+
+            fitting = [one for one in history(registry, model, checkpoint) if fits(one.meta)]
             if not fitting:
+                check_none_gone(registry, model, checkpoint, fits)
                 raise NotFoundError(
                     f"no checkpoint {name!r} in the history of {self._selector.model}@{self._selector.revision}",
                     hint="'cairn log MODEL' shows steps and messages",

@@ -40,7 +40,7 @@ class Task:
 
     number: int
     step: int
-    message: str
+    meta: CommitMeta
     leaves: Sequence[TensorLeaf]
     values: Sequence[ContributedValue]
     capture: Capture
@@ -165,7 +165,7 @@ class Writer:
         notes = [*merged.notes, *_stale(branch, merged, task.step)]
         task.handle.stages.merge = self._clock.monotonic() - begun
         goal = Goal(
-            branch.model, branch.name, branch.expected, CommitMeta(task.message, task.step), branch.relation,
+            branch.model, branch.name, branch.expected, task.meta, branch.relation,
             task.exactness, branch.run_epoch,
         )  # fmt: skip
         if self._clock.monotonic() > task.started + self._seconds:

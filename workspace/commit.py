@@ -23,8 +23,10 @@ from cairn.manifests.dtypes import nbytes
 from cairn.manifests.schema import ComponentRoot, FileEntry, Parent, TensorEntry
 from cairn.registry.checkpoint import CheckpointManifest, split_digests
 from cairn.registry.fold import TAG
+from cairn.registry.fullness import telling_usage
 from cairn.registry.location import FOLDER
 from cairn.registry.manifestwriter import ManifestWriter
+from cairn.registry.metrics import checked_metrics
 from cairn.registry.models import CommitMeta, ensure_model, find_model, open_meta, ref_kind, ref_value
 from cairn.registry.names import MAIN, check_model_name, check_ref_name
 from cairn.registry.publish import Draft, publish
@@ -55,7 +57,8 @@ class CommitOptions(msgspec.Struct, frozen=True):
 
     Args:
         opaque: keep all files as plain bytes, parse nothing.
-        always: make a checkpoint even if the branch's tip has the same content, step and message.
+        always: make a checkpoint even if the branch's tip has the same content, step, message and metrics.
+        metrics: numbers that the checkpoint is told by; checked when it is committed.
     """
 
     branch: str = MAIN
@@ -64,6 +67,7 @@ class CommitOptions(msgspec.Struct, frozen=True):
     opaque: bool = False
     always: bool = False
     codec: CodecPolicy = CodecPolicy.RAW
+    metrics: dict[str, float] = {}
 
 
 class CommitResult(Shown, frozen=True):
@@ -101,18 +105,20 @@ def commit(
     Raises:
         BadInput, InputChanged: the tree cannot be stored as it is.
         RefMoved: another writer moved the branch meanwhile.
+        StorageFull: no room; nothing was changed, and what was uploaded is left over.
     """
     check_model_name(model_name)
     check_ref_name(options.branch)
     _check_options(options)
     registry.signer()
-    for left in reversed(range(_TRIES)):
-        try:
-            return _Commit(registry, path, model_name, options, progress or Silent()).run()
-        except ConflictError as error:
-            # A collection that did not wait for this writer, having taken it for dead: what it took is stored anew.
-            if isinstance(error, RefMoved) or not left:
-                raise
+    with telling_usage(registry):
+        for left in reversed(range(_TRIES)):
+            try:
+                return _Commit(registry, path, model_name, options, progress or Silent()).run()
+            except ConflictError as error:
+                # A collection that did not wait for this writer, having taken it for dead: what it took is stored anew.
+                if isinstance(error, RefMoved) or not left:
+                    raise
     raise AssertionError("unreachable")
 
 
@@ -164,6 +170,7 @@ class _Commit:
             if ref_kind(registry, model, self.options.branch) == TAG:
                 raise BadName(f"{self.options.branch!r} is a tag: a commit moves a branch", hint="name a branch")
             expected = ref_value(registry, model, self.options.branch)
+        meta = CommitMeta(self.options.message, self.options.step, metrics=checked_metrics(self.options.metrics))
         self.scanned_at_ns = registry.opened.clock.wall_ns()
         tree = scan(self.path)
         self.states = [] if self.options.opaque else find_states(tree)
@@ -173,7 +180,6 @@ class _Commit:
             tensors, files = self._entries(tree)
             self.held = entries_of(self.states)
             components, reachable = self._pages(tensors, files)
-            meta = CommitMeta(self.options.message, self.options.step)
             if model is not None and expected is not None and self._same_as_tip(model, expected, components, meta):
                 self._remember(tree, model)
                 return self._result(tree, expected, model, False, tensors)
@@ -323,7 +329,8 @@ class _Commit:
         try:
             manifest = CheckpointManifest(self.registry, model, tip)
             found = open_meta(self.registry, model, manifest.state)
-            if set(manifest.components) != set(components) or (found.message, found.step) != (meta.message, meta.step):
+            told = (found.message, found.step, found.metrics) == (meta.message, meta.step, meta.metrics)
+            if not told or set(manifest.components) != set(components):
                 return False
             return all(manifest.root(component) == root for component, root in components.items())
         except IntegrityError:  # a damaged tip is no reason to refuse a good copy of its content

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cairn.core.errors import CairnError
     from cairn.registry.delivery import Selection
     from cairn.registry.registry import Registry
+    from cairn.registry.retention import Retention
     from cairn.registry.selectors import resolve
     from cairn.registry.stores import create_store, create_twin, open_remote, open_store
     from cairn.registry.sync import SendOptions, Sent, send
@@ -60,6 +61,7 @@ _HOMES = {
     "OpenCheckpoint": "workspace.opening",
     "RankLocal": "training.dataloader",
     "Registry": "registry.registry",
+    "Retention": "registry.retention",
     "RngState": "training.rng",
     "SaveHandle": "training.handle",
     "Selection": "registry.delivery",
@@ -102,6 +104,7 @@ __all__ = [
     "OpenCheckpoint",
     "RankLocal",
     "Registry",
+    "Retention",
     "RngState",
     "SaveHandle",
     "Selection",

@@ -55,15 +55,21 @@ class Fault:
         op: method name; None matches every method.
         name: shell pattern for the object or folder, of which `*` also matches slashes; None matches every name.
         call: which of the matching calls to meet, from 1; None meets each of them.
+        lasting: meet those after it as well.
     """
 
     op: str | None = None
     name: str | None = None
     call: int | None = None
+    lasting: bool = False
 
     def matches(self, call: Call) -> bool:
         """Whether the call counts for this fault."""
         return self.op in (None, call.op) and (self.name is None or fnmatchcase(call.name, self.name))
+
+    def meets(self, number: int) -> bool:
+        """Whether this happens to the matching call of a number."""
+        return self.call is None or number == self.call or (self.lasting and number > self.call)
 
     def apply(self, request: Request) -> object:
         """Do to the request what the fault does; returns the answer."""
@@ -163,28 +169,55 @@ class Delay(Fault):
         return request.send()
 
 
+class _Run:
+    """What one process has called so far, of one backend or of several."""
+
+    def __init__(self, script: Sequence[Fault]) -> None:
+        self.script = tuple(script)
+        self._matched = [0] * len(self.script)
+        self._calls: list[Call] = []
+        self._lock = threading.Lock()
+        self.stopped = False
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        with self._lock:
+            return tuple(self._calls)
+
+    def faults_for(self, call: Call) -> Sequence[Fault]:
+        """Record the call, and count it for each fault that it matches."""
+        with self._lock:
+            if self.stopped:
+                raise Stopped(f"{call.op} {call.name} comes after the crash")
+            self._calls.append(call)
+            met = []
+            for place, fault in enumerate(self.script):
+                if fault.matches(call):
+                    self._matched[place] += 1
+                    if fault.meets(self._matched[place]):
+                        met.append(fault)
+            return met
+
+
 class FaultyBackend:
     """Passes calls to `inner` and lets the script meddle; where several faults meet a call, the first is outermost.
 
     Args:
         script: may be empty; then this is a recorder.
+        beside: another one that the same process works with: calls of both are counted together by that one's
+            script, and a crash ends both.
     """
 
-    def __init__(self, inner: Backend, script: Sequence[Fault] = ()) -> None:
+    def __init__(self, inner: Backend, script: Sequence[Fault] = (), *, beside: "FaultyBackend | None" = None) -> None:
         self.inner = inner
         self.url = inner.url
         self.capabilities = inner.capabilities
-        self._script = tuple(script)
-        self._matched = [0] * len(self._script)
-        self._calls: list[Call] = []
-        self._stopped = False
-        self._lock = threading.Lock()
+        self._run: _Run = beside._run if beside is not None else _Run(script)
 
     @property
     def calls(self) -> Sequence[Call]:
         """Calls in the order of their arrival, the one that crashed included, those after it not."""
-        with self._lock:
-            return tuple(self._calls)
+        return self._run.calls
 
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
         self._pass("create", name, lambda request: self.inner.create(name, request.parts), parts=parts)
@@ -227,27 +260,13 @@ class FaultyBackend:
         target: memoryview | None = None,
     ) -> object:
         call = Call(op, name)
-        for fault in reversed(self._faults_for(call)):
+        for fault in reversed(self._run.faults_for(call)):
             go = _through(fault, go)
         try:
             return go(Request(call, go, parts, target))
         except Stopped:
-            self._stopped = True
+            self._run.stopped = True
             raise
-
-    def _faults_for(self, call: Call) -> Sequence[Fault]:
-        """Record the call, and count it for each fault that it matches."""
-        with self._lock:
-            if self._stopped:
-                raise Stopped(f"{call.op} {call.name} comes after the crash")
-            self._calls.append(call)
-            met = []
-            for place, fault in enumerate(self._script):
-                if fault.matches(call):
-                    self._matched[place] += 1
-                    if fault.call in (None, self._matched[place]):
-                        met.append(fault)
-            return met
 
 
 def _through(fault: Fault, go: Callable[[Request], object]) -> Callable[[Request], object]:

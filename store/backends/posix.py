@@ -109,7 +109,7 @@ class PosixBackend:
                 # The winner's object must last before it is said to exist. Not found: it was deleted since.
                 with suppress(FileNotFoundError), _opened(leaf, _OBJECT_FLAGS, folder) as winner:
                     os.fsync(winner)
-                _sync_folder(folder)
+                sync_folder(folder)
                 raise ObjectExists(f"{name} exists already") from None
             temporary.unlink()
             _sync_changed_folder(folder, "create", name)
@@ -157,7 +157,7 @@ class PosixBackend:
         with self._object(name) as (file, _):
             os.fsync(file)
             with self._durable_folder(os.path.dirname(self._path(name)), make=False) as folder:
-                _sync_folder(folder)
+                sync_folder(folder)
 
     def reclaim(self, prefix: str) -> int:
         freed = 0
@@ -244,7 +244,7 @@ class PosixBackend:
                 above = self._durable_folder(parent_path, make=False) if inside else self._folder(parent_path)
                 # Whoever may not open the folder above the root did not make the root either.
                 with suppress(*([] if inside else [PermissionError])), above as parent:
-                    _sync_folder(parent)
+                    sync_folder(parent)
                 if len(self._durable) >= _DURABLE_FOLDERS_MAX:
                     self._durable.clear()
                 self._durable[path] = identity
@@ -334,7 +334,8 @@ def _rename_exclusively(folder: int, old: str, new: str) -> int:
     return ctypes.get_errno() if failed else 0
 
 
-def _sync_folder(folder: int) -> None:
+def sync_folder(folder: int) -> None:
+    """Make the names in an open folder durable."""
     try:
         os.fsync(folder)
     except OSError as error:
@@ -350,7 +351,7 @@ def _sync_changed_folder(folder: int, action: str, name: str) -> None:
         AnswerLost: it failed; the change is visible but may not last.
     """
     try:
-        _sync_folder(folder)
+        sync_folder(folder)
     except OSError as error:
         message = f"could not {action} {name} for certain: its folder could not be made durable: {error.strerror}"
         raise AnswerLost(message, hint="look at the disk's health, then repeat") from error

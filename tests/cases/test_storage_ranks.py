@@ -81,7 +81,7 @@ def test_D07_two_ranks_that_storage_refuses_hold_up_nobody(site: Site) -> None:
                 checkpointer.save(step, state_of(rank, step, 4), blocking=True)
             except CairnError as error:
                 told.append(error.message)
-        backends[rank]._script = ()
+        backends[rank]._run.script = ()
         checkpointer.save(3, state_of(rank, 3, 4), blocking=True)
         return told
 

@@ -20,6 +20,7 @@ from cairn.store.backends.contract import Backend
 from cairn.store.backends.faults import Crash, Delay, Effect, Fail, Fault, FaultyBackend, LoseAnswer, Stopped
 from cairn.training.checkpointer import Checkpointer
 from cairn.training.sharded import ShardedSlice
+from tests.support.points import Record, count_points
 from tests.support.stores import Site, new_site
 from tests.support.threads import ThreadRendezvous
 
@@ -140,7 +141,7 @@ def calls_of(job: Job, rank: int) -> int:
     return len(recorder.calls)
 
 
-def each_point(tmp_path: Path, rank: int) -> Iterator[tuple[int, Job]]:
+def each_point(tmp_path: Path, rank: int, record: Record) -> Iterator[tuple[int, Job]]:
     """A fresh job for each call that a rank makes."""
     number, total = 1, 1
     while number <= total:
@@ -152,15 +153,17 @@ def each_point(tmp_path: Path, rank: int) -> Iterator[tuple[int, Job]]:
             total = calls_of(probe, rank)
         yield number, one
         number += 1
-    print(f"rank {rank}: {total} calls, each tried")
     assert total >= 10
+    count_points(record, f"save of {RANKS} ranks, rank {rank}", total, all_calls=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("effect", [Effect.NONE, Effect.COMPLETE], ids=lambda effect: effect.value)
 @pytest.mark.parametrize("rank", range(RANKS))
-def test_a_rank_that_dies_in_any_call_is_named_and_nothing_is_lost(tmp_path: Path, rank: int, effect: Effect) -> None:
-    for number, job in each_point(tmp_path, rank):
+def test_a_rank_that_dies_in_any_call_is_named_and_nothing_is_lost(
+    tmp_path: Path, rank: int, effect: Effect, record_property: Record
+) -> None:
+    for number, job in each_point(tmp_path, rank, record_property):
         outcomes = job.save(2, rank, FaultyBackend(job.site.backend, [Crash(call=number, effect=effect)]))
         where = f"rank {rank}, call {number}"
         survivors = [one for other, one in enumerate(outcomes) if other != rank]

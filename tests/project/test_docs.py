@@ -155,7 +155,7 @@ def commands() -> dict[str, click.Command]:
     """All commands by name."""
     found: dict[str, click.Command] = {}
     for name in app.COMMANDS:
-        command: click.Command = import_module(f"cairn.cli.{name}").command
+        command: click.Command = import_module(f"cairn.cli.{app.module_of(name)}").command
         below = command.commands if isinstance(command, click.Group) else {}
         found |= {f"{name} {one}": below[one] for one in below} or {name: command}
     return found

@@ -10,7 +10,7 @@ import pytest
 
 from cairn.core.canonical import decode, encode
 from cairn.registry import fold, fold_collection, fold_uploads
-from cairn.registry.entries import Abort, ObjectRef, Payload, RefChange, RefDelete, RefMove, RunOpen, Supply
+from cairn.registry.entries import Abort, ObjectRef, Payload, RefChange, RefDelete, RefMove, RootRef, RunOpen, Supply
 from cairn.registry.fold import decode_state, encode_state
 from cairn.registry.state import Checkpoint, Piece, Ref, State
 from cairn.store.index import PackRef
@@ -270,7 +270,7 @@ def test_a_new_branch_may_go_on_from_a_checkpoint(state: State) -> None:
 
 def supply(checkpoint: bytes = FIRST, own: Sequence[PackRef] = (), **changes: Any) -> Supply:
     fields = msgspec.structs.asdict(commit_entry(checkpoint, own, **changes))
-    names = Supply.__struct_fields__
+    names = set(Supply.__struct_fields__) - {"body", "roots", "envelope"}
     return Supply(**{name: fields[name] for name in names})
 
 
@@ -283,6 +283,30 @@ def test_a_supply_adds_packs_and_replaces_the_list(state: State) -> None:
     after = state.models[MODEL].checkpoints[FIRST]
     assert after == msgspec.structs.replace(before, reachability=other, partial=True)
     assert state.models[MODEL].refs[MAIN].checkpoint == FIRST
+
+
+def test_a_supply_replaces_what_was_lost_by_the_same_and_by_nothing_else(state: State) -> None:
+    wrong = "its roots or its envelope are not the checkpoint's"
+    elsewhere = ObjectRef(OBJECT.name[:16] + b"\x77" * 12, OBJECT.size, OBJECT.hash)
+    changed = msgspec.structs.replace(elsewhere, hash=b"other hash".ljust(32))
+    held = msgspec.structs.replace(
+        state.models[MODEL].checkpoints[FIRST], roots=(RootRef(1, 0, OBJECT), RootRef(2, 0, OBJECT)), envelope=OBJECT
+    )
+    state.models[MODEL].checkpoints[FIRST] = held
+    for bad in (
+        {"roots": (RootRef(1, 0, changed),)},
+        {"roots": (RootRef(1, 1, elsewhere),)},
+        {"roots": (RootRef(3, 0, elsewhere),)},
+        {"envelope": changed},
+    ):
+        assert void(state, msgspec.structs.replace(supply(), **bad)) == wrong
+    payload = msgspec.structs.replace(supply(), body=changed, roots=(RootRef(2, 0, elsewhere),), envelope=elsewhere)
+    assert LOG.apply(state, payload) is None
+    after = state.models[MODEL].checkpoints[FIRST]
+    assert after.roots == (RootRef(1, 0, OBJECT), RootRef(2, 0, elsewhere))
+    assert (after.body, after.envelope, after.reachability) == (changed, elsewhere, OBJECT)
+    state.models[MODEL].checkpoints[FIRST] = msgspec.structs.replace(held, envelope=None)
+    assert void(state, msgspec.structs.replace(supply(), envelope=elsewhere)) == wrong
 
 
 def test_a_supply_obeys_the_commit_rule(state: State) -> None:

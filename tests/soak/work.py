@@ -18,7 +18,7 @@ from pathlib import Path
 from cairn.core.errors import CairnError, GoneError, NotFoundError, TryAgain
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.gc.collect import Collector, Options
-from cairn.registry.entries import Tombstone
+from cairn.registry.deletion import tombstone
 from cairn.registry.models import history, ref_value
 from cairn.registry.registry import Registry
 from cairn.registry.stores import open_store
@@ -73,7 +73,7 @@ def writer(registry: Registry, folder: Path, journal: Journal, name: str, dice: 
     old = [line.id for line in lines[KEPT:]]
     if old:
         journal.say("deletes", checkpoints=[one.hex() for one in old])
-        registry.append(lambda state: Tombstone(made.model, tuple(old), 0, "soak"))
+        tombstone(registry, made.model, old, "soak", 0.0)
 
 
 def reader(registry: Registry, folder: Path, journal: Journal, name: str, dice: random.Random) -> None:

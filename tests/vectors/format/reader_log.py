@@ -111,7 +111,11 @@ class Log:
         if reason := self._check_packs(body, n):
             return reason
         self._add_packs(body)
-        model["checkpoints"][body["checkpoint"]] |= {name: body[name] for name in ("reachability", "partial")}
+        held = model["checkpoints"][body["checkpoint"]]
+        held |= {name: body[name] for name in ("reachability", "partial")}
+        held |= {name: body[name] for name in ("body", "envelope") if body.get(name)}
+        brought = {root["component"]: root for root in body.get("roots", ())}
+        held["roots"] = [brought.get(root["component"], root) for root in held["roots"]]
         return None
 
     def _check_packs(self, body: Fields, n: int) -> str | None:

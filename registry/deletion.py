@@ -1,0 +1,103 @@
+"""Deleting checkpoints, and bringing them back.
+
+tombstone -> (restore) -> drop -> collection, the last two by `gc`. A tombstoned checkpoint reads as gone and is kept
+whole, so that `restore` brings back all of it; after `drop` nothing keeps what it alone needs.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from math import isfinite
+
+from cairn.core.errors import NotFoundError, RefusedError, UsageError
+from cairn.core.ids import CheckpointId, ModelId, short
+from cairn.core.limits import GRACE_SECONDS_MAX
+from cairn.registry.entries import Restore, Tombstone
+from cairn.registry.gone import gone_error
+from cairn.registry.models import list_refs, model_name
+from cairn.registry.registry import Registry
+from cairn.registry.state import State
+
+
+class _NothingToDo(Exception):
+    """Another writer has done it meanwhile."""
+
+
+def tombstone(
+    registry: Registry,
+    model: ModelId,
+    checkpoints: Sequence[CheckpointId],
+    cause: str,
+    grace_seconds: float,
+    check: Callable[[State], None] | None = None,
+) -> int:
+    """Delete checkpoints; returns the position of the entry. They can be restored until a collection drops them.
+
+    Args:
+        cause: why, in a word or two.
+        grace_seconds: for how long, by this machine's clock, no collection may drop them.
+        check: raises if the state is not the one that the choice was made by.
+
+    Raises:
+        RefusedError: a branch or tag names one of them; nothing was changed.
+        GoneError, NotFoundError: one is deleted already, or is none of this model.
+    """
+    if not (isfinite(grace_seconds) and 0 <= grace_seconds <= GRACE_SECONDS_MAX):
+        raise UsageError(f"a grace of {grace_seconds} seconds", hint=f"name a number from 0 to {GRACE_SECONDS_MAX}")
+
+    def build(state: State) -> Tombstone:
+        if check is not None:
+            check(state)
+        for checkpoint in checkpoints:
+            _check_deletable(registry, model, checkpoint)
+        due_at = registry.opened.clock.wall_ns() + int(grace_seconds * 1e9)
+        return Tombstone(model, tuple(checkpoints), due_at, cause)
+
+    return registry.append(build)
+
+
+def restore(registry: Registry, model: ModelId, checkpoints: Sequence[CheckpointId]) -> list[CheckpointId]:
+    """Bring back tombstoned checkpoints; returns those that were not there already.
+
+    Raises:
+        GoneError: one was dropped, and cannot be restored; nothing was changed.
+        NotFoundError: one is none of this model.
+    """
+    restored: list[CheckpointId] = []
+
+    def build(state: State) -> Restore:
+        held = state.models[model]
+        restored[:] = [one for one in checkpoints if one not in held.checkpoints]
+        for checkpoint in restored:
+            if checkpoint not in held.gone:
+                raise _unknown(registry, model, checkpoint)
+            if held.gone[checkpoint].checkpoint is None:
+                raise gone_error(registry, model, checkpoint)
+        if not restored:
+            raise _NothingToDo
+        return Restore(model, tuple(restored))
+
+    with suppress(_NothingToDo):
+        registry.append(build)
+    return restored
+
+
+def _check_deletable(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> None:
+    held = registry.state.models[model]
+    if checkpoint in held.gone:
+        raise gone_error(registry, model, checkpoint)
+    if checkpoint not in held.checkpoints:
+        raise _unknown(registry, model, checkpoint)
+    if any(ref.checkpoint == checkpoint for ref in held.refs.values()):
+        named = next(ref for ref in list_refs(registry, model) if ref.checkpoint == checkpoint)
+        name = model_name(registry, model)
+        raise RefusedError(
+            f"{named.kind} {named.name!r} of {name!r} names checkpoint {short(checkpoint)}: it stays",
+            hint=f"'cairn {named.kind} {name} {named.name} --delete' removes the name first",
+        )
+
+
+def _unknown(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> NotFoundError:
+    name = model_name(registry, model)
+    return NotFoundError(
+        f"model {name!r} has no checkpoint {short(checkpoint)}", hint=f"'cairn log {name}' lists what is there"
+    )

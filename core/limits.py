@@ -60,6 +60,10 @@ REMOTE_PAGE_BYTES_MAX = 8 * MIB
 REMOTE_PUT_BYTES_MAX = 5 * GIB
 # Idle connections kept, one for each thread that reads or writes at once.
 REMOTE_IDLE_CONNECTIONS_MAX = 64
+# An upload in parts, by another tool, that is older than a day has been given up: 5 TiB at 60 MiB/s. Parts that arrive
+# while it is aborted outlive that, each at most once.
+REMOTE_UPLOAD_SECONDS_MAX = 86_400.0
+REMOTE_UPLOAD_ABORTS_MAX = 8
 
 # --- Chunks, packs, pages ---------------------------------------------------------------------
 # The largest plaintext that may be one chunk: twice the largest tile, so a reader's buffer is bounded.

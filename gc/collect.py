@@ -142,9 +142,8 @@ class Collector:
                 plan.repacked, plan.complete = [], False
             if not plan.empty and not self._condemn(plan, marked):
                 continue
-            self._sweep()
-            # Sweeping sets free what only the next round sees: index pieces of packs that are gone.
-            if plan.empty or (plan.complete and not plan.dead and not plan.repacked):
+            # Sweeping packs sets free what only the next round sees: their index pieces.
+            if not self._sweep() and (plan.empty or (plan.complete and not plan.dead and not plan.repacked)):
                 break
         return self._finish()
 
@@ -256,14 +255,18 @@ class Collector:
 
     # --- delete -------------------------------------------------------------------------------------
 
-    def _sweep(self) -> None:
-        """Raise the floor to the newest epoch that condemned something, and delete what it allows."""
+    def _sweep(self) -> bool:
+        """Raise the floor to the newest epoch that condemned something, and delete what it allows.
+
+        Returns:
+            Whether packs went.
+        """
         state = self._registry.refresh()
         begun = [*state.condemned.values(), *state.condemned_objects.values()]
         if self.done.rounds:
             begun.append(state.epoch)
         if not begun or self._options.condemn_only:
-            return
+            return False
         self._raise_floor(max(begun))
         state = self._registry.state
         deferral = Deferral(self._registry, self._silence)
@@ -272,6 +275,7 @@ class Collector:
         kept_packs, kept_keys = deferral.packs(packs), deferral.objects(keys)
         self.done.objects_deferred = len(kept_packs) + len(kept_keys)
         self._delete(sorted(set(packs) - kept_packs), sorted(set(keys) - kept_keys))
+        return len(kept_packs) < len(packs)
 
     def _raise_floor(self, epoch: int) -> None:
         if self._registry.state.floor >= epoch:

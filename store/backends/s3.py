@@ -8,6 +8,7 @@ random mark, which is stored with the object: "the name is taken" is believed on
 and a create of unknown outcome is repeated with the same mark, so that it is never taken for a rival of its own.
 """
 
+import contextlib
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
@@ -28,11 +29,11 @@ from cairn.core.limits import REMOTE_ERROR_BYTES_MAX, REMOTE_PAGE_BYTES_MAX, REM
 from cairn.store.backends.connections import Answer, Connections, Excess, Lost, Place, Request, Unsent
 from cairn.store.backends.contract import Capabilities, Listed, check_name, is_name
 from cairn.store.backends.patience import Patience
-from cairn.store.backends.s3_answers import code_of, failure, passing, retry_after, throttled
+from cairn.store.backends.s3_answers import code_of, failure, page_of, passing, retry_after, throttled
 from cairn.store.backends.s3_signing import Signer, encoded
+from cairn.store.backends.s3_uploads import abort_old
 
 _MARK = "x-amz-meta-cairn-upload"
-_NAMESPACE = re.compile(r"^\{[^}]*\}")
 # These list folder by folder: `a/b` before `a-b`. All others list in order of names, and are held to it.
 _FOLDER_WISE = ("SeaweedFS",)
 _GIVE_UP = "look at the storage and the network, then repeat"
@@ -155,9 +156,14 @@ class S3Backend:
         self.size(name)
 
     def reclaim(self, prefix: str) -> int:
-        # A writer that dies leaves nothing: a PUT is seen whole or not at all.
+        # A writer that dies leaves nothing: a PUT is seen whole or not at all. Other tools send in parts.
         if prefix:
             check_name(prefix)
+            return 0
+        # There are servers that cannot list these, and keys that may not; nothing depends on it.
+        with contextlib.suppress(CairnError):
+            # A bucket that is a store's as a whole may still have neighbours in it.
+            return abort_old(self._ask, self._base, self._above or "objects/", self._clock.wall_ns())
         return 0
 
     def make_bucket(self) -> None:
@@ -209,12 +215,7 @@ class S3Backend:
             asked = [*query, *([("continuation-token", token)] if token else [])]
             limit, path = REMOTE_PAGE_BYTES_MAX, self._base or "/"
             answer = self._ask("list", below.rstrip("/"), "GET", path, query=asked, body_bytes_max=limit)
-            try:
-                page = ET.fromstring(answer.body)
-            except ET.ParseError:
-                raise StorageError(f"cannot list {below or 'the store'}: the answer is no listing of S3") from None
-            for element in page.iter():
-                element.tag = _NAMESPACE.sub("", element.tag)
+            page = page_of(answer, below)
             yield page, answer.headers.get("server", "")
             token = page.findtext("NextContinuationToken") if page.findtext("IsTruncated") == "true" else None
 

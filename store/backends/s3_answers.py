@@ -5,12 +5,14 @@ texts repeat requests, and with them keys' names and signatures.
 """
 
 import re
+import xml.etree.ElementTree as ET
 from email.utils import parsedate_to_datetime
 
 from cairn.core.clock import Clock
 from cairn.core.errors import CairnError, NotAllowed, ObjectNotFound, StorageError, StorageFull
 from cairn.store.backends.connections import Answer
 
+_NAMESPACE = re.compile(r"^\{[^}]*\}")
 _CODE = re.compile(rb"<Code>\s*([A-Za-z0-9.]{1,64})\s*</Code>")
 _REGION = re.compile(rb"<Region>\s*([a-z0-9-]{1,64})\s*</Region>")
 _REGION_TEXT = re.compile(rb"expecting '([a-z0-9-]{1,64})'")
@@ -31,6 +33,21 @@ def code_of(answer: Answer) -> str:
     """The error code that an answer names, or its status."""
     found = _CODE.search(answer.body)
     return found[1].decode() if found else f"HTTP status {answer.status}"
+
+
+def page_of(answer: Answer, what: str) -> ET.Element:
+    """A page of a listing, its elements without namespaces.
+
+    Raises:
+        StorageError: the answer is none.
+    """
+    try:
+        page = ET.fromstring(answer.body)
+    except ET.ParseError:
+        raise StorageError(f"cannot list {what or 'the store'}: the answer is no listing of S3") from None
+    for element in page.iter():
+        element.tag = _NAMESPACE.sub("", element.tag)
+    return page
 
 
 def throttled(answer: Answer) -> bool:

@@ -1,5 +1,7 @@
 """Python that runs before a command, in its process, to break something there."""
 
+from pathlib import Path
+
 _KILL_WRITES = """
 import os, signal
 left = {left}
@@ -28,6 +30,23 @@ def create(self, name, parts):
             {action}
     return whole(self, name, parts)
 PosixBackend.create = create
+"""
+
+_AT_DELETE = """
+from pathlib import Path
+from cairn.core.errors import StorageError
+from cairn.store.backends.posix import PosixBackend
+deleting, deletes = PosixBackend.delete, 0
+def delete(self, name):
+    global deletes
+    if name.startswith({start!r}):
+        deletes += 1
+        if deletes == {call}:
+            raise StorageError(f"cannot delete {{name}}: a fault was injected")
+        if deletes > {call}:
+            Path({mark!r}).touch()
+    return deleting(self, name)
+PosixBackend.delete = delete
 """
 
 KILL_IN_CACHE = """
@@ -86,6 +105,11 @@ def kill_at_create(*, start: str = "", end: str = "", call: int = 1) -> str:
 def fail_at_create(*, start: str = "", end: str = "", call: int = 1) -> str:
     """Let the storage refuse that object."""
     return _at_create(start, end, call, 'raise StorageError(f"cannot create {name}: a fault was injected")')
+
+
+def fail_at_delete(*, start: str, call: int, mark: Path) -> str:
+    """Let the storage refuse that delete of objects whose names start so; a file marks that others came after it."""
+    return _AT_DELETE.format(start=start, call=call, mark=str(mark))
 
 
 def _at_create(start: str, end: str, call: int, action: str) -> str:

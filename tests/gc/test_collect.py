@@ -95,6 +95,20 @@ def test_what_only_a_deleted_checkpoint_needed_goes(site: Site, tree: Callable[[
     assert (again.rounds, again.objects_deleted) == (0, 0)
 
 
+def test_a_collector_needs_no_key_of_a_model(site: Site, tree: Callable[[int], Path], tmp_path: Path) -> None:
+    first, _ = commits(site, tree, 1, 2)
+    delete(site.registry(), first)
+    wraps = {one.name: site.backend.read(one.name) for one in site.backend.list("keys/model")}
+    assert wraps
+    for name in wraps:
+        site.backend.delete(name)
+    done = collect(site.registry(cold=True))
+    assert done.objects_deleted > 0 and done.bytes_copied > 0, "it also repacks"
+    for name, data in wraps.items():
+        site.backend.create(name, [data])
+    assert_whole(site, tmp_path, 2)
+
+
 def test_a_deleted_checkpoint_that_can_be_restored_stays_whole(
     site: Site, tree: Callable[[int], Path], tmp_path: Path
 ) -> None:

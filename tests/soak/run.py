@@ -51,7 +51,7 @@ class Soak:
         """Have all work, kill some, and wait for the end."""
         dice, until = random.Random(self.seed), time.monotonic() + self.seconds
         names = [(kind, f"{kind}-{number}") for kind, count in CAST.items() for number in range(count)]
-        working = {name: self._start(kind, name, until) for kind, name in names}
+        working = {name: self.start(kind, name, until) for kind, name in names}
         kinds = {name: kind for kind, name in names}
         while time.monotonic() < until:
             time.sleep(min(KILL_SECONDS * 2 * dice.random(), max(until - time.monotonic(), 0.0)))
@@ -62,7 +62,7 @@ class Soak:
                 if process.poll() not in (None, 0, -signal.SIGKILL):
                     self.problems.append(f"{one} ended with {process.returncode}: see its journal")
                 if process.poll() is not None and time.monotonic() < until:
-                    working[one] = self._start(kinds[one], one, until)
+                    working[one] = self.start(kinds[one], one, until)
         for process in working.values():
             try:
                 process.wait(_ENDING_SECONDS)
@@ -71,11 +71,11 @@ class Soak:
                 process.kill()
                 process.wait()
 
-    def _start(self, kind: str, name: str, until: float) -> "subprocess.Popen[bytes]":
+    def start(self, kind: str, name: str, until: float) -> "subprocess.Popen[bytes]":
         seconds = str(max(until - time.monotonic(), 0.0))
-        log = (self.folder / f"{name}.log").open("ab")
         command = [sys.executable, "-m", "tests.soak.work", kind, name, self.store, str(self.folder / name), seconds]
-        return subprocess.Popen(command, stdout=log, stderr=log)
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log)
 
     # --- afterwards ---------------------------------------------------------------------------------
 

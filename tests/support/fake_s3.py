@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
@@ -57,11 +58,27 @@ class Fault:
 
 
 @dataclass
+class Unfinished:
+    """An upload in parts: when it began (ns), sizes of its parts, and how many outlive one abort."""
+
+    began_ns: int
+    parts: list[int]
+    outlive: int = 0
+
+    def abort(self) -> bool:
+        """Whether nothing is left of it."""
+        self.parts = self.parts[: self.outlive]
+        self.outlive = max(self.outlive - 1, 0)
+        return not self.parts
+
+
+@dataclass
 class FakeS3:
-    """Objects by key, with their marks, and what was asked for."""
+    """Objects by key, with their marks, and what was asked for; uploads in parts by key and id."""
 
     port: int = 0
     objects: dict[str, tuple[bytes, dict[str, str]]] = field(default_factory=dict)
+    uploads: dict[tuple[str, str], Unfinished] = field(default_factory=dict)
     script: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     connections: int = 0
@@ -94,8 +111,13 @@ class FakeS3:
         bucket, _, key = unquote(parts.path)[1:].partition("/")
         if bucket != BUCKET:
             return refusal(404, "NoSuchBucket")
+        query = parse_qs(parts.query, keep_blank_values=True)
+        if "uploads" in query:
+            return self._unfinished(query)
+        if "uploadId" in query:
+            return self._serve_upload(method, key, query["uploadId"][0])
         if not key:
-            return Reply(200) if method == "PUT" else self._listing(parse_qs(parts.query, keep_blank_values=True))
+            return Reply(200) if method == "PUT" else self._listing(query)
         if method == "PUT":
             if key in self.objects:
                 return refusal(412, "PreconditionFailed")
@@ -117,6 +139,32 @@ class FakeS3:
             return refusal(416, "InvalidRange")
         return Reply(206, data[start:end], {**marks, "content-range": f"bytes {start}-{end - 1}/{len(data)}"})
 
+    def _unfinished(self, query: dict[str, list[str]], page: int = 3) -> Reply:
+        prefix = query["prefix"][0]
+        after = query.get("key-marker", [""])[0], query.get("upload-id-marker", [""])[0]
+        found = sorted(one for one in self.uploads if one[0].startswith(prefix) and one > after)
+        text = "".join(
+            f"<Upload><Key>{quote(key)}</Key><UploadId>{name}</UploadId>"
+            f"<Initiated>{_stamp(self.uploads[key, name].began_ns)}</Initiated></Upload>"
+            for key, name in found[:page]
+        )
+        if len(found) > page:
+            key, name = found[page - 1]
+            text += f"<NextKeyMarker>{quote(key)}</NextKeyMarker><NextUploadIdMarker>{name}</NextUploadIdMarker>"
+        text += f"<IsTruncated>{str(len(found) > page).lower()}</IsTruncated>"
+        return Reply(200, f"<ListMultipartUploadsResult>{text}</ListMultipartUploadsResult>".encode())
+
+    def _serve_upload(self, method: str, key: str, name: str) -> Reply:
+        upload = self.uploads.get((key, name))
+        if upload is None:
+            return refusal(404, "NoSuchUpload")
+        if method == "DELETE":
+            if upload.abort():
+                del self.uploads[key, name]
+            return Reply(204)
+        text = "".join(f"<Part><Size>{size}</Size></Part>" for size in upload.parts)
+        return Reply(200, f"<ListPartsResult>{text}</ListPartsResult>".encode())
+
     def _listing(self, query: dict[str, list[str]], page: int = 1000) -> Reply:
         prefix, delimiter = query["prefix"][0], query.get("delimiter", [""])[0]
         after = query.get("continuation-token", [""])[0]
@@ -137,6 +185,10 @@ class FakeS3:
         text += f"<NextContinuationToken>{escape(shown[-1])}</NextContinuationToken>" if more else ""
         space = "http://s3.amazonaws.com/doc/2006-03-01/"
         return Reply(200, f"<ListBucketResult xmlns='{space}'>{text}</ListBucketResult>".encode())
+
+
+def _stamp(at_ns: int) -> str:
+    return datetime.fromtimestamp(at_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
 @contextmanager

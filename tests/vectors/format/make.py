@@ -38,7 +38,8 @@ from cairn.store.backends.posix import PosixBackend
 from cairn.store.codec import CodecPolicy
 from cairn.store.crypto.components import ComponentKey
 from cairn.store.crypto.signing import Identity
-from cairn.workspace.commit import CommitOptions, commit
+from cairn.workspace.commit import CommitOptions, CommitResult, commit
+from tests.vectors.format import make_collected
 from tests.vectors.format.make_training import append_as, make_run, pattern
 
 PASSPHRASE = "correct horse battery staple"
@@ -227,6 +228,8 @@ def opened(
         stack.enter_context(patch.object(ComponentKey, "seal", seeded_seal(entropy)))
         for target, value in ONE_THREAD:
             stack.enter_context(patch(target, value))
+        for module in ("session", "pins"):
+            stack.enter_context(patch(f"cairn.registry.{module}.this_process", lambda: make_collected.PROCESS))
         source = KeySource(passphrase=passphrase)
         store, _ = create_store(PosixBackend(folder), home, source, clock, entropy)
         registry = Registry(store)
@@ -287,6 +290,32 @@ def leave_session(registry: Registry) -> None:
     session.abandon()
 
 
+def make_collected_store(folder: Path) -> None:
+    """The store `collected`, its key file, and what a reader must find."""
+    entropy, clock = SeededEntropy("cairn collected store, format 1"), SteadyClock()
+    found: dict[str, dict[str, object]] = {}
+    with opened(folder / "collected", entropy, clock) as (registry, private), tempfile.TemporaryDirectory() as scratch:
+
+        def save(files: dict[str, bytes], branch: str, step: int) -> CommitResult:
+            tree = Path(scratch) / f"{branch}-{step}"
+            tree.mkdir(exist_ok=True)
+            for name, data in files.items():
+                (tree / name).write_bytes(data)
+            set_modes(tree)
+            clock.tick()
+            done = commit(registry, tree, make_collected.MODEL, CommitOptions(branch, step))
+            found[done.checkpoint.hex()] = {"step": step, "files": describe(tree)}
+            return done
+
+        make_collected.live(registry, entropy, save)
+        shutil.copyfile(next((private / "data/keys").iterdir()), folder / "collected.key")
+        state = registry.refresh()
+        fold = make_collected.describe_fold(state)
+        head = {"length": state.length, "root": registry._replay.root.hex()}
+    facts = {"head": head, "fold": fold, "saved": found}
+    (folder / "collected.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
 def describe(tree: Path) -> dict[str, list[object]]:
     """Mode, and SHA-256 of content or target, by path."""
     found: dict[str, list[object]] = {}
@@ -302,8 +331,9 @@ def describe(tree: Path) -> dict[str, list[object]]:
 
 
 def main(folder: Path) -> None:
-    """Make both stores."""
+    """Make all stores."""
     make_golden(folder)
+    make_collected_store(folder)
     entropy = SeededEntropy("cairn passphrase store, format 1")
     with opened(folder / "passphrase", entropy, SteadyClock(), PASSPHRASE):
         pass

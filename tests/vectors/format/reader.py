@@ -1,8 +1,9 @@
 """A second reader of Cairn stores, written from `docs/format/v1.md` alone: nothing of Cairn is imported.
 
 Small rather than fast: whole objects in memory, one thread, no cache. Section numbers are the document's. This file
-knows encodings, keys and sealed objects; `reader_log.py` the log; `reader_content.py` packs; `reader_tree.py`
-manifests, tensors and files; `reader_values.py` plain values.
+knows encodings, keys and sealed objects; `reader_log.py` the log; `reader_collection.py` what lies where by the log;
+`reader_sessions.py` writers and readers at work; `reader_content.py` packs; `reader_tree.py` manifests, tensors and
+files; `reader_values.py` plain values.
 """
 
 import hmac

@@ -32,12 +32,14 @@ class Content:
     def __init__(self, vault: Vault, log: Log) -> None:
         self._vault = vault
         self.places: dict[bytes, list[tuple[bytes, int, int]]] = {}
-        for piece, first, count in log.pieces:
-            self._index(piece, log.packs[first : first + count])
-        for record in log.packs:
+        held = log.collection
+        offered = {record for number, record in enumerate(held.packs) if held.in_force(number)}
+        for piece, first, count in held.pieces:
+            self._index(piece, held.packs[first : first + count], offered)
+        for record in sorted(offered):
             self._check_pack(record)
 
-    def _index(self, piece: Fields, packs: list[bytes]) -> None:
+    def _index(self, piece: Fields, packs: list[bytes], offered: set[bytes]) -> None:
         vault = self._vault
         plain = vault.open(vault.k_index, INDEX_PIECE, vault.read_named(piece, "index"))
         version, tabled, count = struct.unpack_from("<IIQ", plain)
@@ -53,7 +55,8 @@ class Content:
         for identifier, number, offset, length in zip(ids, numbers, offsets, lengths, strict=True):
             require(number < tabled and OVERHEAD <= length <= CHUNK_BYTES_MAX + OVERHEAD, "impossible place")
             require(offset + length <= pack_place(packs[number])[1], "place outside its pack")
-            self.places.setdefault(identifier, []).append((packs[number], offset, length))
+            if packs[number] in offered:
+                self.places.setdefault(identifier, []).append((packs[number], offset, length))
 
     def _check_pack(self, record: bytes) -> None:
         """Header, footer and trailer of a pack; its chunks fill it."""

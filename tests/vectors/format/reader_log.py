@@ -5,7 +5,9 @@ import hashlib
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from tests.vectors.format import reader_collection
 from tests.vectors.format.reader import LOG_ENTRY, MIB, Damaged, Fields, Vault, decode, hash_of, require
+from tests.vectors.format.reader_collection import Collection, objects_of
 
 
 def merkle_root(leaves: list[bytes]) -> bytes:
@@ -23,8 +25,7 @@ class Log:
         self._vault = vault
         self.owners: list[bytes] = []
         self.models: dict[bytes, Fields] = {}
-        self.packs: list[bytes] = []
-        self.pieces: list[tuple[Fields, int, int]] = []
+        self.collection = Collection()
         self.void: dict[int, str] = {}
         self.leaves: list[bytes] = []
         suspects: list[int] = []
@@ -81,60 +82,45 @@ class Log:
     def _model_create(self, body: Fields, n: int) -> str | None:
         if any(m["name_tag"] == body["name_tag"] or i == body["model"] for i, m in self.models.items()):
             return "the model exists"
-        self.models[body["model"]] = {**body, "refs": {}, "checkpoints": {}, "runs": {}}
+        self.models[body["model"]] = {**body, "refs": {}, "checkpoints": {}, "deleted": {}, "runs": {}}
         return None
 
     def _commit(self, body: Fields, n: int) -> str | None:
         model, change = self.models.get(body["model"]), body["ref"]
-        kind = change.get("kind", "branch")
-        if model is None or any(body["checkpoint"] in m["checkpoints"] for m in self.models.values()):
+        kind, held = change.get("kind", "branch"), self.collection
+        if model is None or any(self._holds(m, body["checkpoint"]) for m in self.models.values()):
             return "its model does not exist, or its checkpoint does"
-        if reason := self._check_packs(body, n):
+        if reason := held.refusal(body, n, objects_of(body)):
             return reason
         if kind not in ("branch", "tag"):
             return "it is neither a branch nor a tag"
         if _ref(model, change["tag"]) not in {(None, change["expected"]), (kind, change["expected"])}:
             return "its branch has another value"
-        if body.get("parent") not in (None, *model["checkpoints"]):
+        if body.get("parent") not in (None, *model["checkpoints"], *model["deleted"]):
             return "its parent is not one of this model"
         if body.get("run_epoch") not in (None, model["runs"].get(change["tag"])):
             return "another run has taken over its branch"
-        self._add_packs(body)
+        held.take(body, n, objects_of(body))
+        model["deleted"].pop(body["checkpoint"], None)
         model["checkpoints"][body["checkpoint"]] = body
         model["refs"][change["tag"]] = (kind, body["checkpoint"], change["sealed_name"])
         return None
+
+    def _holds(self, model: Fields, checkpoint: bytes) -> bool:
+        return checkpoint in model["checkpoints"] or model["deleted"].get(checkpoint) is not None
 
     def _supply(self, body: Fields, n: int) -> str | None:
         model = self.models.get(body["model"])
         if model is None or body["checkpoint"] not in model["checkpoints"]:
             return "its checkpoint does not exist"
-        if reason := self._check_packs(body, n):
+        after = _supplied(model["checkpoints"][body["checkpoint"]], body)
+        if after is None:
+            return "its roots or its envelope are not the checkpoint's"
+        if reason := self.collection.refusal(body, n, objects_of(after)):
             return reason
-        self._add_packs(body)
-        held = model["checkpoints"][body["checkpoint"]]
-        held |= {name: body[name] for name in ("reachability", "partial")}
-        held |= {name: body[name] for name in ("body", "envelope") if body.get(name)}
-        brought = {root["component"]: root for root in body.get("roots", ())}
-        held["roots"] = [brought.get(root["component"], root) for root in held["roots"]]
+        self.collection.take(body, n, objects_of(after))
+        model["checkpoints"][body["checkpoint"]] = after
         return None
-
-    def _check_packs(self, body: Fields, n: int) -> str | None:
-        packs = [body["packs"][at : at + 36] for at in range(0, len(body["packs"]), 36)]
-        keys, ranges = {pack[:28] for pack in packs}, [low for pair in body["relied"] for low in pair]
-        if body["epoch"] != 0 or body["hit_position"] >= n:
-            return "its hits are not good for its epoch"
-        if ranges != sorted(ranges) or any(high >= len(self.packs) for high in ranges):
-            return "it relies on packs that are not in force"
-        if len(body["packs"]) % 36 or len(keys) != len(packs) or bool(packs) != bool(body["pieces"]):
-            return "its packs are not listed properly"
-        if any(key[:16] not in body["sessions"] for key in keys) or keys & {pack[:28] for pack in self.packs}:
-            return "a pack of another session, or numbered already"
-        return None
-
-    def _add_packs(self, body: Fields) -> None:
-        packs = [body["packs"][at : at + 36] for at in range(0, len(body["packs"]), 36)]
-        self.pieces += [(piece, len(self.packs), len(packs)) for piece in body["pieces"]]
-        self.packs += packs
 
     def _run_open(self, body: Fields, n: int) -> str | None:
         model = self.models.get(body["model"])
@@ -174,4 +160,22 @@ _RULES = {
     "ref.move": Log._ref_move,
     "ref.delete": Log._ref_delete,
     "abort": lambda log, body, n: None,
+    **reader_collection.RULES,
 }
+
+
+def _supplied(held: Fields, body: Fields) -> Fields | None:
+    """A checkpoint with what a `supply` brings; None if roots or envelope are not those that were lost."""
+    roots = {root["component"]: root for root in held["roots"]}
+    for root in body.get("roots", ()):
+        lost = roots.get(root["component"])
+        same = lost and (lost["generation"], lost["object"]["hash"]) == (root["generation"], root["object"]["hash"])
+        if not same:
+            return None
+        roots[root["component"]] = root
+    envelope = body.get("envelope")
+    if envelope and (held.get("envelope") or {}).get("hash") != envelope["hash"]:
+        return None
+    changed = {"reachability": body["reachability"], "partial": body.get("partial", False), "quarantined": False}
+    changed |= {"body": body.get("body") or held["body"], "envelope": envelope or held.get("envelope")}
+    return {**held, **changed, "roots": [roots[root["component"]] for root in held["roots"]]}

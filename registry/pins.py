@@ -150,7 +150,7 @@ class Pin:
                 ) from None
             registry.unrecorded += bool(read)
             return False
-        self.held, self._read = True, read
+        self.held, self._read, self._required = True, read, recording is AuditReads.REQUIRED
         return True
 
     def release(self) -> None:
@@ -159,10 +159,20 @@ class Pin:
             try:
                 keep_ended(self._opened, self._stem, self._read)
             except CairnError:
-                # The pin tells of the read until it is given up, and whoever gives it up records it.
-                self.held = False
-                self._heart.stop()
+                self._end_without_record()
         self._remove()
+
+    def _end_without_record(self) -> None:
+        """The record cannot be written, as on a full disk."""
+        if self._required:
+            # The pin tells of the read until it is given up, and whoever gives it up records it.
+            self.held = False
+            self._heart.stop()
+            return
+        # Nothing is to wait for it; and the pin may have taken the room.
+        self._remove()
+        with contextlib.suppress(CairnError):
+            keep_ended(self._opened, self._stem, self._read)
 
     def _remove(self) -> None:
         if self.held:

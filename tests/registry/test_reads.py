@@ -108,12 +108,19 @@ def test_a_gathering_that_stops_loses_no_read(site: Site, found: Found, call: in
     assert len({read.read for read in told(site)}) == 2 and pins(site) == []
 
 
-def test_what_a_record_cannot_be_kept_of_stays_a_pin(site: Site, found: Found) -> None:
-    """Whoever gives the pin up finds the same signed bytes in it."""
-    failing = FaultyBackend(site.backend, [Fail(op="create", name="pins/*.ended", error=StorageError)])
-    pin = Pin(site.registry(failing), *found)
-    pin.release()
-    assert pins(site) == ["pin"]
+@pytest.mark.parametrize(
+    ("recording", "call", "left"),
+    [(AuditReads.REQUIRED, 1, "pin"), (AuditReads.BEST_EFFORT, None, ""), (AuditReads.BEST_EFFORT, 1, "ended")],
+    ids=["it must be kept", "it may be lost", "there is room again"],
+)
+def test_a_record_that_cannot_be_written(
+    site: Site, found: Found, recording: AuditReads, call: int | None, left: str
+) -> None:
+    """Where it must be kept, the pin stays: whoever gives it up finds the same signed bytes in it."""
+    set_audit_reads(site.registry(), recording)
+    failing = FaultyBackend(site.backend, [Fail(op="create", name="pins/*.ended", call=call, error=StorageError)])
+    Pin(site.registry(failing), *found).release()
+    assert pins(site) == [one for one in [left] if one]
 
 
 # --- What is in it -----------------------------------------------------------------------------------

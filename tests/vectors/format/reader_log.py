@@ -5,7 +5,7 @@ import hashlib
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from tests.vectors.format import reader_collection
+from tests.vectors.format import reader_audit, reader_collection
 from tests.vectors.format.reader import LOG_ENTRY, MIB, Damaged, Fields, Vault, decode, hash_of, require
 from tests.vectors.format.reader_collection import Collection, objects_of
 
@@ -26,6 +26,7 @@ class Log:
         self.owners: list[bytes] = []
         self.models: dict[bytes, Fields] = {}
         self.collection = Collection()
+        self.settings: dict[str, str] = {}
         self.void: dict[int, str] = {}
         self.leaves: list[bytes] = []
         suspects: list[int] = []
@@ -161,6 +162,7 @@ _RULES = {
     "ref.delete": Log._ref_delete,
     "abort": lambda log, body, n: None,
     **reader_collection.RULES,
+    **reader_audit.RULES,
 }
 
 

@@ -3,11 +3,12 @@
 It may stop anywhere: what is condemned stays so until a later run deletes it. `docs/design.md` says why it is safe.
 """
 
+import re
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from cairn.core.errors import Overtaken, PlanVoid, RefusedError, StorageError, TryAgain
+from cairn.core.errors import IntegrityError, Overtaken, PlanVoid, RefusedError, StorageError, TryAgain
 from cairn.core.ids import SessionId
 from cairn.core.limits import (
     GC_LOOK_SECONDS_MAX,
@@ -20,15 +21,15 @@ from cairn.gc.counted import Counted
 from cairn.gc.deferred import Deferral
 from cairn.gc.drops import drop, due_to_drop
 from cairn.gc.merging import merge_pieces
-from cairn.gc.observe import SeenSession, list_pins, list_sessions, observe
+from cairn.gc.observe import SeenSession, list_sessions, observe
 from cairn.gc.plan import Marked, Plan, make_plan, update_plan
+from cairn.gc.recorded import record_reads
 from cairn.gc.repack import repack
 from cairn.gc.silence import Silence
 from cairn.registry import pins
 from cairn.registry import session as sessions
 from cairn.registry.entries import Condemn, Floor, ObjectRef, Swept
 from cairn.registry.numbers import ranges
-from cairn.registry.reads import ENDED, gather
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
 from cairn.registry.shortcuts import write_shortcuts
@@ -39,6 +40,8 @@ from cairn.store.index import encode_piece, pack_table
 
 _ROUNDS_MAX = 1000
 _FIRST_LOOK_SECONDS = 0.05
+# Sessions and pins, and what lies beside them.
+_BESIDE = re.compile(r"[a-z]+/[0-9a-f]{32}\.(open|pin|record-[0-9]+|beat-[0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,10 @@ class Collector:
 
     def plan(self) -> Plan:
         """What a collection would begin with, deleted checkpoints whose time is over being dropped; changes nothing."""
-        return self._observe_and_plan(due_to_drop(self._registry))[0]
+        plan, _ = self._observe_and_plan(due_to_drop(self._registry))
+        list_pins(self._opened, self._silence)  # whose silence counts from here on
+        self._silence.keep()
+        return plan
 
     def run(self) -> Collected:
         """Collect until nothing is left to collect.
@@ -180,7 +186,9 @@ class Collector:
         if not self._options.condemn_only:
             with suppress(StorageError):  # they only save time
                 write_shortcuts(self._registry)
-        self._clear_the_dead(self._record_reads())
+        told = record_reads(self._registry, self._silence)
+        self.done.reads_recorded = told.reads
+        self._clear_the_dead(told.pins)
         self._opened.backend.reclaim("")
         return self.done
 
@@ -190,14 +198,23 @@ class Collector:
         self._silence.keep()
         self._sizes = observed.objects
         options = self._options
-        return make_plan(
-            self._registry,
-            observed,
-            self._counted,
-            drops=drops,
-            unused=options.unused,
-            repack_bytes=options.repack_bytes,
-        )
+        try:
+            return make_plan(
+                self._registry,
+                observed,
+                self._counted,
+                drops=drops,
+                unused=options.unused,
+                repack_bytes=options.repack_bytes,
+            )
+        except IntegrityError:
+            if not self._went_on_since(observed.state.epoch):
+                raise
+        return self._observe_and_plan(drops)
+
+    def _went_on_since(self, epoch: int) -> bool:
+        """Whether another collection has condemned something, and may have deleted a list that was to be read."""
+        return self._registry.refresh().epoch != epoch
 
     # --- condemn ------------------------------------------------------------------------------------
 
@@ -210,6 +227,10 @@ class Collector:
                 self._progress.stage("condemn")
                 registry.append(lambda state: self._condemnation(state, plan, marked, copies))
         except (_Replan, Overtaken):
+            return False
+        except IntegrityError:
+            if not self._went_on_since(plan.epoch):
+                raise
             return False
         self.done.rounds += 1
         self.done.bytes_copied += copies.size
@@ -239,7 +260,7 @@ class Collector:
     def _condemnation(self, state: State, plan: Plan, marked: Marked, copies: "_Copies") -> Condemn:
         if state.epoch != plan.epoch:
             raise _Replan
-        if state.live_n >= plan.length:
+        if state.length > plan.length:
             update_plan(self._opened, plan, marked, copies.ids, state)
         return Condemn(
             sessions=copies.sessions,
@@ -339,29 +360,28 @@ class Collector:
 
     # --- afterwards ---------------------------------------------------------------------------------
 
-    def _record_reads(self) -> set[str]:
-        """Let the log tell of the reads that have ended; returns the names of dead pins, which it tells of too."""
-        dead = [one for one in list_pins(self._opened, self._silence) if one.dead]
-        self.done.reads_recorded = gather(self._registry, [one.record.read for one in dead if one.record]).reads
-        return {one.name for one in dead}
-
     def _clear_the_dead(self, recorded: set[str]) -> None:
-        """Remove the objects of sessions that count as dead and cannot commit any more, and of dead pins."""
+        """Remove the objects of sessions that count as dead and cannot commit any more, and of dead pins.
+
+        So go records and beats without the object by which they are found: what was given up wrongly may have gone on.
+        """
         floor, backend = self._registry.state.floor, self._opened.backend
-        gone = [
-            f"{sessions.FOLDER}/{one.id.hex()}"
+        ended = [
+            one.id.hex()
             for one in list_sessions(self._opened, self._silence, self._options.dead)
             if one.dead and one.epoch < floor
         ]
-        self.done.sessions_ended += len(gone)
-        gone += [name.removesuffix(pins.PIN) for name in recorded]
-        for stem in gone:
-            folder, ends = stem.rpartition("/")[0], (f"{stem}{sessions.OPEN}", f"{stem}{pins.PIN}")
-            names = [listed.name for listed in backend.list(folder) if listed.name.startswith(f"{stem}.")]
-            names = [name for name in names if not name.endswith(ENDED)]
+        self.done.sessions_ended += len(ended)
+        gone = {f"{sessions.FOLDER}/{one}" for one in ended}
+        gone |= {name.removesuffix(pins.PIN) for name in recorded}
+        self._silence.keep()
+        for folder, ending in ((sessions.FOLDER, sessions.OPEN), (pins.FOLDER, pins.PIN)):
+            names = [listed.name for listed in backend.list(folder) if _BESIDE.fullmatch(listed.name)]
+            there = {name.removesuffix(ending) for name in names if name.endswith(ending)} - gone
             # By its own object it is found, so that goes last.
-            for name in sorted(names, key=lambda name: name in ends):
-                backend.delete(name)
+            for name in sorted(names, key=lambda name: name.endswith(ending)):
+                if name.partition(".")[0] not in there:
+                    backend.delete(name)
 
 
 def _who_is_waited_for(older: list[SeenSession]) -> str:

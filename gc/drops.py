@@ -17,17 +17,16 @@ class _NothingToDo(Exception):
 
 def due_to_drop(registry: Registry) -> list[Deleted]:
     """Deleted checkpoints that may be dropped by now, by this machine's clock."""
-    now = registry.opened.clock.wall_ns()
-    return [
-        (ModelId(model), CheckpointId(checkpoint))
-        for model, held in registry.refresh().models.items()
-        for checkpoint, gone in held.gone.items()
-        if gone.checkpoint is not None and gone.due_at <= now
-    ]
+    state, now = registry.refresh(), registry.opened.clock.wall_ns()
+    return [(ModelId(model), CheckpointId(one)) for model in state.models for one in _due(state, model, now)]
 
 
 def drop(registry: Registry, deleted: Iterable[tuple[bytes, bytes]]) -> list[Deleted]:
-    """Drop deleted checkpoints, so that collection may take what they need; returns those that still were deleted."""
+    """Drop deleted checkpoints, so that collection may take what they need.
+
+    Returns:
+        Those that still were deleted and due: one that was restored since, and deleted once more, has its time again.
+    """
     by_model: dict[ModelId, list[CheckpointId]] = {}
     for model, checkpoint in deleted:
         by_model.setdefault(ModelId(model), []).append(CheckpointId(checkpoint))
@@ -38,8 +37,8 @@ def _drop_of(registry: Registry, model: ModelId, chosen: list[CheckpointId]) -> 
     dropped: list[CheckpointId] = []
 
     def build(state: State) -> Drop:
-        held = state.models[model].gone
-        dropped[:] = [one for one in chosen if one in held and held[one].checkpoint is not None]
+        due = _due(state, model, registry.opened.clock.wall_ns())
+        dropped[:] = [one for one in chosen if one in due]
         if not dropped:
             raise _NothingToDo
         return Drop(model, tuple(dropped))
@@ -47,3 +46,8 @@ def _drop_of(registry: Registry, model: ModelId, chosen: list[CheckpointId]) -> 
     with suppress(_NothingToDo):
         registry.append(build)
     return dropped
+
+
+def _due(state: State, model: bytes, now: int) -> list[bytes]:
+    gone = state.models[model].gone
+    return [one for one, deleted in gone.items() if deleted.checkpoint is not None and deleted.due_at <= now]

@@ -50,8 +50,10 @@ def _merge(registry: Registry, state: State, row: list[Piece]) -> int:
     first, count = row[0].first, row[-1].first + row[-1].count - row[0].first
     plain = joined(opened, state, row, first, count)
     with Session(registry) as session:
-        piece: ObjectRef = Uploads(opened, session).seal(opened.secrets.k_index, ObjectKind.INDEX_PIECE, plain, "index")
+        session.ensure_open()
+        # Before the upload: an epoch that begins after it must not be claimed, for it may condemn the piece.
         epoch, _ = session.settle()
+        piece: ObjectRef = Uploads(opened, session).seal(opened.secrets.k_index, ObjectKind.INDEX_PIECE, plain, "index")
         registry.append(lambda _: MergeIndex((session.id,), epoch, piece, first, count))
     return len(row) - 1
 

@@ -1,4 +1,4 @@
-"""What a collector sees, in the one order that is safe: objects, then sessions, then pins, then the fold.
+"""What a collector sees, in the one order that is safe: objects, then sessions, then the fold; pins after the floor.
 
 A writer whose session had ended when sessions were listed has its commit in the fold that is read after; one whose
 session was not there yet has uploaded nothing that is in the listing of objects.

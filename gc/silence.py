@@ -31,8 +31,6 @@ class Silence:
         """
         self._path, self._clock, self._seconds = path, clock, seconds
         self._unreadable_seconds = min(seconds, _BEATS_OF_UNREADABLE * beat_seconds)
-        # Those of the last look into each folder.
-        self._looked: dict[str, set[str]] = {}
         # Newest beat of each, and when it was first seen.
         self._seen: dict[str, tuple[int, float]] = {}
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -43,15 +41,17 @@ class Silence:
         self._seen = {stem: (beat, at) for stem, (beat, at) in self._seen.items() if at <= now}
 
     def look(self, folder: str, stems: Iterable[str], names: Iterable[str]) -> None:
-        """Take in which beats there are now.
+        """Take in which beats there are now, and forget what is there no more.
 
         Args:
-            folder: of sessions or pins.
-            stems: what the names of these begin with.
-            names: of all objects in it.
+            folder: of the sessions or pins.
+            stems: what their names begin with, the folder's name included.
+            names: of all objects in the folder.
         """
         newest = dict.fromkeys(stems, 0)
-        self._looked[folder] = set(newest)
+        self._seen = {
+            stem: seen for stem, seen in self._seen.items() if stem in newest or not stem.startswith(f"{folder}/")
+        }
         for name in names:
             stem, beat, number = name.rpartition(BEAT)
             if beat and stem in newest and number.isdigit():
@@ -75,9 +75,8 @@ class Silence:
         return max(self._seen[stem][1] + patience - self._clock.monotonic(), 0.0)
 
     def keep(self) -> None:
-        """Note what was seen at the last looks, for the next command."""
-        known = set().union(*self._looked.values())
-        noted = {"machine": this_machine(), "seen": {stem: seen for stem, seen in self._seen.items() if stem in known}}
+        """Note what was seen, for the next command."""
+        noted = {"machine": this_machine(), "seen": self._seen}
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -122,6 +122,8 @@ class Delivery:
             IntegrityError: the source lacks something, or holds it damaged.
         """
         with pinned(self._source, self._model, self._checkpoint):
+            # The index that it was read by before may offer what is deleted since.
+            self._manifest = CheckpointManifest(self._source, self._model, self._checkpoint)
             return self._run(selection, repair, ref)
 
     def _run(self, selection: Selection, repair: bool, ref: _Ref) -> bool:
@@ -154,7 +156,7 @@ class Delivery:
         noted = journal.read()
         if noted is not None:
             started, packs = noted
-            with suppress(NotFoundError, IntegrityError):
+            with suppress(NotFoundError, IntegrityError, Overtaken):
                 session = Session(self._target, SessionId(started.session))
                 if state.floor <= session.epoch <= state.epoch:
                     session.ensure_open()
@@ -189,7 +191,8 @@ class Delivery:
         progress.stage("publish")
         self.counts = save.written.counts
         reachable = transfer.reachable
-        if self._held is not None:
+        # What is brought whole needs no old list, which may be what is damaged.
+        if self._held is not None and not selection.whole:
             reachable |= set(read_reachability(target.opened, self._held))
         complete = self._is_complete(reachable)
         self.partial = not complete
@@ -289,8 +292,6 @@ class Delivery:
             )
 
         self._target.append(build)
-        if self._checkpoint not in self._target.state.models[self._model].checkpoints:
-            raise IntegrityError(f"the log does not show checkpoint {short(self._checkpoint)} after its commit")
 
     def _nearest(self, target: State) -> bytes | None:
         """The nearest checkpoint of the source's history that the target has, or had."""

@@ -15,7 +15,16 @@ from cairn.registry.opened import OpenStore
 from cairn.registry.state import PACK_RECORD_BYTES, Piece, State, pack_records
 from cairn.store.cache import Cache
 from cairn.store.crypto.objects import ObjectKind, open_object
-from cairn.store.index import ENTRY_BYTES, KnownPacks, Location, PackRef, check_piece, decode_piece, pack_table
+from cairn.store.index import (
+    ENTRY_BYTES,
+    KnownPacks,
+    Location,
+    PackRef,
+    check_piece,
+    decode_piece,
+    pack_table,
+    without_first_packs,
+)
 from cairn.store.pack import read_footer
 
 
@@ -134,25 +143,25 @@ class Found(msgspec.Struct):
     complete: bool = True
 
 
-def found_in(opened: OpenStore, state: State, pieces: Iterable[Piece], known: int = 0) -> Found:
-    """What the cache is to know of pieces.
+def found_in(opened: OpenStore, state: State, known: int) -> Found:
+    """What the cache is to know of packs from the number `known` on.
 
-    Args:
-        known: packs below this number are known to it. A piece that came into the place of others may list some of
-            these, and newer ones beside.
+    A piece that came into the place of others may list some that are known; these are left out, for the cache would
+    search two long pieces that begin with the same pack as if they were one.
     """
     found = Found()
-    for piece in pieces:
-        if piece.first + piece.count <= known:
+    for piece in state.pieces:
+        old = max(known - piece.first, 0)
+        if old >= piece.count:
             continue
         if piece.object.size > INDEX_ROWS_MAX * ENTRY_BYTES:
             with suppress(IntegrityError):
                 plain, what = piece_plain(opened, state, piece)
                 check_piece(plain, what)
-                found.pieces[piece.first] = plain
+                found.pieces[piece.first + old] = without_first_packs(plain, old) if old else plain
                 continue
         entries, complete = locations_of(opened, state, piece)
-        found.entries += [entry for entry in entries if entry[1].pack >= known] if piece.first < known else entries
+        found.entries += [one for one in entries if one[1].pack >= known] if old else entries
         found.complete = found.complete and complete
     return found
 

@@ -96,7 +96,8 @@ class Registry:
         with self._lock:
             # Compared with what was indexed, so that a failure on the way is made up for by the next call.
             if self._replay.length != self._indexed:
-                state = self._marked(self._replay.current())
+                # A copy, for readers go on with the fold that they have until the index knows what is new in this one.
+                state = self._marked(self._replay.current().copy())
                 self._index_since(self._cached, state)
                 self._state, self._indexed = state, self._replay.length
                 self._cached = self._replay.attested().length
@@ -155,6 +156,7 @@ class Registry:
 
         Raises:
             ConflictError: the fold would refuse the entry.
+            IntegrityError: the log is not what it was read as.
         """
         opened = self.opened
         write_id = opened.entropy.token(16)
@@ -177,7 +179,9 @@ class Registry:
                 return seal_entry(entry, identity, opened.secrets.k_log, opened.entropy)
 
             n, _ = append(opened, head, make)
-            self.refresh()
+            # What it made may be deleted already; what is void has never been.
+            if any(void.n == n for void in self.refresh().voids):
+                raise IntegrityError(f"log entry {n} is void, though it was valid when it was written")
             self._remember()
             return n
 
@@ -208,7 +212,7 @@ class Registry:
     def _load(self, shortcuts: bool) -> tuple[Replay, State]:
         self._replay = self._replay_from(self._base(shortcuts))
         at_head = shortcuts and self._through_bundles()
-        self._state = self._replay.current()
+        self._state = self._replay.current().copy()
         return self._replay, self._taken_in() if at_head else self.refresh()
 
     def _base(self, shortcuts: bool) -> State:
@@ -257,7 +261,7 @@ class Registry:
         """Add the pieces of new commits to the cache, and the fold with them."""
         opened, attested = self.opened, self._replay.attested()
         known, certain = self._packs_known, attested.pack_count
-        added = found_in(opened, attested, attested.pieces, known)
+        added = found_in(opened, attested, known)
         fold = seal_object(opened.secrets.k_log, opened.store, ObjectKind.CACHE, encode_state(attested), opened.entropy)
         if added.complete:
             self._cache.advance(before - 1, attested.length - 1, fold, added.entries, added.pieces)
@@ -267,7 +271,7 @@ class Registry:
         self._packs_known = certain
         if state.damaged_from is not None:
             # Numbers of packs are guesses while entries are lost, so these never reach the cache.
-            guessed = found_in(opened, state, state.pieces, certain)
+            guessed = found_in(opened, state, certain)
             self._cache.hold(guessed.entries, guessed.pieces)
             self._cache.hold(salvage_packs(opened, state))
 

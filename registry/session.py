@@ -17,7 +17,7 @@ import msgspec
 
 from cairn.core.canonical import decode, encode
 from cairn.core.clock import Clock
-from cairn.core.errors import CairnError, IntegrityError, Overtaken, TryAgain
+from cairn.core.errors import CairnError, IntegrityError, ObjectNotFound, Overtaken, TryAgain
 from cairn.core.ids import RANDOM_ID_BYTES, SessionId
 from cairn.core.process import ProcessMark, this_process
 from cairn.registry.heartbeat import Heartbeat
@@ -100,6 +100,10 @@ class Session:
         Args:
             registry: refreshed; what the session's saves rely on is looked up in it.
             resumed: a session of the same user that ended without a commit and whose object still exists.
+
+        Raises:
+            ObjectNotFound: the resumed session's object does not exist.
+            IntegrityError: it is damaged.
         """
         opened, state = registry.opened, registry.state
         self.id = resumed or SessionId(opened.entropy.token(RANDOM_ID_BYTES))
@@ -108,6 +112,8 @@ class Session:
         self._good, self._records = (state.epoch, state.length - 1), 0
         if resumed is not None:
             names = [listed.name for listed in opened.backend.list(FOLDER)]
+            if session_object(resumed) not in names:
+                raise ObjectNotFound(f"session {resumed.hex()} was given up by a collector")
             self._good = read_session(opened, resumed, names).epoch, state.length - 1
             self._records = _newest_record(resumed, names)
         # Whether own packs may have been uploaded under another epoch than the session's.
@@ -180,8 +186,18 @@ class Session:
         raise Overtaken("no session could be opened: collections follow one another", hint="repeat the command")
 
     def _renew(self) -> None:
-        """Say anew what the session is."""
-        self._put(f"{RECORD}{self._records + 1}")
+        """Say anew what the session is.
+
+        Raises:
+            Overtaken: a collector gave it up and has removed its object, by which others would find it.
+        """
+        record = f"{RECORD}{self._records + 1}"
+        self._put(record)
+        try:
+            self._opened.backend.size(session_object(self.id))
+        except ObjectNotFound:
+            self._opened.backend.delete(f"{self.name}{record}")
+            raise self._overtaken() from None
         self._records += 1
 
     def _put(self, ending: str) -> None:
@@ -217,6 +233,9 @@ class Session:
     def _check(self, state: State, *, stored: bool) -> bool:
         """Whether nothing that the saves need is condemned.
 
+        What an epoch condemned that the session claims itself may be deleted at any time, and the commit rule would not
+        tell: so it is with a pack that was on its way while the session advanced.
+
         Args:
             stored: make sure that own packs still exist.
 
@@ -225,21 +244,25 @@ class Session:
         """
         relied = {number for save in self._saves for number in save.relied()}
         own = [pack for save in self._saves for pack in list(save.written.packs)]
-        epochs = [state.condemned.get(number) for number in relied]
-        epochs += [state.condemned_objects.get(pack_key(pack)) for pack in own]
-        lost = any(epoch is not None and epoch <= state.floor for epoch in epochs)
+        theirs = [state.condemned.get(number) for number in relied]
+        ours = [state.condemned_objects.get(pack_key(pack)) for pack in own]
+        lost = any(epoch is not None and epoch <= state.floor for epoch in (*theirs, *ours))
+        lost = lost or any(epoch is not None and epoch <= self.epoch for epoch in ours)
         lost = lost or any(within(state.swept, number) for number in relied)
         if not lost and stored and own:
             listed = self._opened.backend.list(f"objects/{self.id.hex()}")
             sizes = {one.name: one.size for one in listed}
             lost = any(sizes.get(pack.name) != pack.size for pack in own)
         if lost:
-            raise Overtaken(
-                f"session {self.id.hex()} was given up by a collector, and what it relies on may be gone; nothing was "
-                "changed",
-                hint="repeat the command: it stores anew what is missing",
-            )
-        return all(epoch is None for epoch in epochs)
+            raise self._overtaken()
+        return all(epoch is None for epoch in (*theirs, *ours))
+
+    def _overtaken(self) -> Overtaken:
+        return Overtaken(
+            f"session {self.id.hex()} was given up by a collector, and what it relies on may be gone; nothing was "
+            "changed",
+            hint="repeat the command: it stores anew what is missing",
+        )
 
     def _reclaim_others(self) -> None:
         """Free what writers of other sessions left behind unfinished when they were killed."""

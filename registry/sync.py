@@ -26,6 +26,7 @@ from cairn.registry.gone import check_may_return
 from cairn.registry.modelkeys import import_model_keys
 from cairn.registry.models import delete_ref, model_name, move_ref, ref_kind, ref_value, walk_history
 from cairn.registry.names import LATEST, MAIN, check_ref_name, model_tag
+from cairn.registry.pins import pinned
 from cairn.registry.registry import Registry
 from cairn.registry.reseal import reseal
 from cairn.registry.selectors import parse_selector, resolve
@@ -120,7 +121,9 @@ def _send(source: Registry, target: Registry, selector: str, options: SendOption
     if options.reseal:
         if kind != BRANCH:
             raise UsageError(f"{name!r} is a tag", hint="name the branch that is to get it with --to")
-        return _reseal(source, target, CheckpointManifest(source, model, checkpoint), name, options, progress)
+        with pinned(source, model, checkpoint):
+            manifest = CheckpointManifest(source, model, checkpoint)
+            return _reseal(source, target, manifest, name, options, progress)
     bring_model(source, target, model)
     check_may_return(target, model, checkpoint)
     known = target.state.models[model]

@@ -123,6 +123,14 @@ def piece_of_columns(table: bytes, columns: "Sequence[np.ndarray[Any, Any]]") ->
     return b"".join((head, table, *rows))
 
 
+def without_first_packs(plain: bytes, count: int) -> bytes:
+    """A piece without its first packs and what is in them; it has passed `check_piece`."""
+    ids, packs, offsets, lengths = columns_of(plain, "an index piece")
+    kept = packs >= count
+    columns = [ids[kept], packs[kept] - packs.dtype.type(count), offsets[kept], lengths[kept]]
+    return piece_of_columns(pack_table(plain)[count * _PACK.size :], columns)
+
+
 def sorted_ids(ids: Iterable[ContentId]) -> bytes:
     """Distinct ids, one after the other, ascending."""
     ids = list(ids)

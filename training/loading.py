@@ -5,7 +5,7 @@ tensors unusable; that is raised on every rank.
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -130,12 +130,9 @@ class Loader:
 
     def _load(self, model: str, branch: str, state: dict[str, Any], options: LoadOptions) -> LoadReport | None:
         begun = self._clock.monotonic()
-        found = self._resolve(model, branch, options)
-        if found is None:
-            return None
-        # One rank's pin protects what all read, until all are done.
-        with pinned(self._registry, *found) if self._ranks.coordinates else nullcontext(True):
-            return self._load_found(found, state, options, begun)
+        with ExitStack() as held:
+            found = self._resolve(model, branch, options, held)
+            return None if found is None else self._load_found(found, state, options, begun)
 
     def _load_found(
         self, found: tuple[ModelId, CheckpointId], state: dict[str, Any], options: LoadOptions, begun: float
@@ -182,10 +179,18 @@ class Loader:
 
     # --- which checkpoint ----------------------------------------------------------------------------
 
-    def _resolve(self, model: str, branch: str, options: LoadOptions) -> tuple[ModelId, CheckpointId] | None:
-        """One rank resolves, all load the same."""
+    def _resolve(
+        self, model: str, branch: str, options: LoadOptions, held: ExitStack
+    ) -> tuple[ModelId, CheckpointId] | None:
+        """One rank resolves, all load the same.
+
+        Args:
+            held: gets that rank's pin, which protects what all read until all are done; it is there before they look.
+        """
         if self._ranks.coordinates:
             found = self._resolved(model, branch, options)
+            if found is not None:
+                held.enter_context(pinned(self._registry, *found))
             self._ranks.tell(self._task, "ref", msgspec.msgpack.encode(found))
             return found
         told = self._ranks.wait(self._task, "ref", [COORDINATOR], self._limit)[COORDINATOR]

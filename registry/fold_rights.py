@@ -2,7 +2,7 @@
 
 1. Owners may write everything, and nobody else may write an entry about rights or keys.
 2. A writer may commit, supply, open runs, and move and delete refs, in models that were granted for writing.
-3. A collector may condemn, raise the floor, sweep, merge indexes, note what was verified, and drop what is due.
+3. A collector may condemn, raise the floor, sweep, merge indexes, note what was verified and read, drop what is due.
 4. Readers, auditors and former members may write nothing.
 5. A commit seals its roots to the newest keys of its model, unless it is carried over from another store.
 6. Whoever loses the right to read leaves keys behind that are *exposed* until their rotation.
@@ -29,6 +29,7 @@ from cairn.registry.entries import (
     Uncondemn,
     Verified,
 )
+from cairn.registry.entries_audit import Reads
 from cairn.registry.entries_rights import Given, GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.rights import ALL_MODELS, GRANTABLE, ROLES, WRITING, Grant, Member, Role, readable, writable
 from cairn.registry.state import Model, State
@@ -37,7 +38,7 @@ NO_RIGHT = "its actor has no right to write"
 _HASH_BYTES = 32
 _REASON = str | None
 _WRITES = (Commit, Supply, RunOpen, RefMove, RefDelete)
-_COLLECTS = (Condemn, Floor, Swept, Uncondemn, MergeIndex, Verified, Drop)
+_COLLECTS = (Condemn, Floor, Swept, Uncondemn, MergeIndex, Verified, Reads, Drop)
 
 
 def may_write(state: State, actor: bytes) -> bool:

@@ -189,9 +189,12 @@ def seal_meta(keys: ModelKeys, meta: CommitMeta) -> bytes:
 
 def open_meta(registry: Registry, model: ModelId, checkpoint: Checkpoint) -> CommitMeta:
     """Open the listing facts of a commit."""
-    what = f"facts of commit entry {checkpoint.n}"
-    plain = registry.model_keys(model).open_meta(checkpoint.meta, _META, what)
-    return decode(plain, CommitMeta, what)
+    return open_commit_meta(registry.model_keys(model), checkpoint.meta, f"facts of commit entry {checkpoint.n}")
+
+
+def open_commit_meta(keys: ModelKeys, sealed: bytes, what: str) -> CommitMeta:
+    """Open the listing facts of a commit, as its entry holds them."""
+    return decode(keys.open_meta(sealed, _META, what), CommitMeta, what)
 
 
 def saved_at(checkpoint: Checkpoint, meta: CommitMeta) -> int:

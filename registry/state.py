@@ -140,6 +140,7 @@ class State(msgspec.Struct):
         members: all to whom an owner ever gave a right; former ones too.
         root_generation: of the root key in force.
         root_exposed: somebody has it who is an owner no longer: its rotation is due.
+        policy: settings, value by name.
         newer_from: first entry of a type that this version does not know.
         damaged_from: where the log is damaged: the entry that does not open, if one stands out, else the first
             whose signed root contradicts the bytes before it.
@@ -166,6 +167,7 @@ class State(msgspec.Struct):
     members: dict[bytes, Member] = {}
     root_generation: int = 0
     root_exposed: bool = False
+    policy: dict[str, str] = {}
     newer_from: int | None = None
     damaged_from: int | None = None
 

@@ -27,6 +27,7 @@ from cairn.registry.entries import (
     Uncondemn,
     Verified,
 )
+from cairn.registry.entries_audit import Policy, Reads
 from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.fold import encode_state
 from cairn.registry.rights import Role
@@ -96,12 +97,14 @@ COLLECTS: list[Payload] = [
     MergeIndex((), 0, OBJECT, 0, 1),
     Verified(MODEL, (FIRST,), "full"),
     Drop(MODEL, (FIRST,)),
+    Reads((b"x",)),
 ]
 OWNS: list[Payload] = [
     model_create(b"q" * 16, b"another"),
     Tombstone(MODEL, (FIRST,), 0, "deleted"),
     Restore(MODEL, (FIRST,)),
     Quarantine(MODEL, FIRST),
+    Policy({"audit_reads": "off"}),
     member(STRANGER, "owner"),
     GrantSet(ACTORS[Role.READER], MODEL, (OPTIMIZER,), False, (Given(MODEL, "w"),)),
     KeyRotate(MODEL, (), "w"),

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 META = 0
 WRITES = ("commit", "supply", "run.open", "ref.move", "ref.delete")
-COLLECTS = ("gc.condemn", "gc.floor", "gc.swept", "gc.uncondemn", "index", "verify", "drop")
+COLLECTS = ("gc.condemn", "gc.floor", "gc.swept", "gc.uncondemn", "index", "verify", "reads", "drop")
 ROLES = ("owner", "writer", "reader", "collector", "auditor")
 
 

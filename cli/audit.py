@@ -240,11 +240,27 @@ def _render_line(line: "AuditLine", trail: "Trail") -> None:
     settings = " ".join(f"{name}={value}" for name, value in line.facts.get("settings", {}).items())
     step = f"step {line.step}" if line.step is not None else ""
     void = f"[no effect: {safe(line.void)}]" if line.void else ""
-    said = safe(settings or line.message or "")
+    said = safe(settings or _right(line.facts) or line.message or "")
     emit("  ".join(filter(None, (str(line.n), at, who, line.type, where, moved, step, said, void))))
     for read in line.reads:
         whose = safe(trail.name_of(read.model) or read.model.hex())
         emit(f"    {when(read.at)}  {read.actor.hex()[:12]}  read  {whose}@{read.checkpoint.hex()[:12]}")
+
+
+def _right(facts: dict[str, Any]) -> str:
+    """Who may do what from an entry on, if it is about that."""
+    from cairn.store.crypto.components import ComponentClass
+
+    who = str(facts.get("member", ""))[:12]
+    if "role" in facts:
+        return f"{who} is {facts['role'] or 'no member any more'}"
+    if not who or "write" not in facts:
+        return ""
+    known = {int(one): one.name.lower() for one in ComponentClass}
+    verbs = [f"read {known.get(number, number)}" for number in facts.get("reads", ())] + ["write"] * bool(
+        facts["write"]
+    )
+    return f"{who} may {', '.join(verbs) or 'do nothing'}"
 
 
 def _end(checkpoint: bytes | None) -> str:

@@ -89,6 +89,31 @@ def test_a_writer_and_models_that_do_not_exist_yet(shell: Shell) -> None:
     shell("revoke", "--all", line)
 
 
+def test_an_auditor_verifies_and_exports_and_reads_no_name(shell: Shell) -> None:
+    """Show 7, by a member."""
+    shell("commit", str(shell.files), "llama", "--step", "1")
+    line = identity_of(shell, "eve")
+    shell("members", "add", line, "auditor")
+    shell("keys", "rotate", "llama")
+    with other_user(shell, "eve"):
+        shell("audit", "verify")
+        told = shell("audit", "log", "--json") + shell("audit", "log")
+        for kind in ("model.create", "commit", "member", "key.rotate"):
+            assert kind in told
+        shell("audit", "export", "exported")
+        assert "llama" not in told and "model.safetensors" not in told
+        for command in (["checkout", "llama", "out"], ["show", "llama"], ["stats"], ["verify"], ["gc", "plan"]):
+            shell(*command, code=7)
+    shell("grant", "--create", "new", identity_of(shell, "eve"), "--read", "weights", code=3)
+    shell("members", "role", line, "writer")
+    shell("grant", "llama", line, "--read", "weights", "--write")
+    shell("revoke", "llama", line)
+    shell("members", "remove", line)
+    told = shell("audit", "log")
+    for words in ("is auditor", "is writer", "may read weights, write", "may do nothing", "is no member any more"):
+        assert f"{line.split(':')[1][:12]} {words}" in told
+
+
 def test_keys_are_rotated_exported_and_restored(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     shell("commit", str(shell.files), "llama", "--step", "1")
     shell("keys", "rotate", "llama")

@@ -257,9 +257,8 @@ def _right(facts: dict[str, Any]) -> str:
     if not who or "write" not in facts:
         return ""
     known = {int(one): one.name.lower() for one in ComponentClass}
-    verbs = [f"read {known.get(number, number)}" for number in facts.get("reads", ())] + ["write"] * bool(
-        facts["write"]
-    )
+    verbs = [f"read {known.get(number, number)}" for number in facts.get("reads", ())]
+    verbs += ["write"] if facts["write"] else []
     return f"{who} may {', '.join(verbs) or 'do nothing'}"
 
 

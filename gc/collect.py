@@ -21,7 +21,7 @@ from cairn.gc.counted import Counted
 from cairn.gc.deferred import Deferral
 from cairn.gc.drops import drop, due_to_drop
 from cairn.gc.merging import merge_pieces
-from cairn.gc.observe import SeenSession, list_sessions, observe
+from cairn.gc.observe import SeenSession, list_pins, list_sessions, observe
 from cairn.gc.plan import Marked, Plan, make_plan, update_plan
 from cairn.gc.recorded import record_reads
 from cairn.gc.repack import repack

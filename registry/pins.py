@@ -155,11 +155,13 @@ class Pin:
 
     def release(self) -> None:
         """The read is over."""
-        if self.held and self._read:
-            try:
-                keep_ended(self._opened, self._stem, self._read)
-            except CairnError:
-                self._end_without_record()
+        if self.held:
+            self._heart.stop()
+            if self._read:
+                try:
+                    keep_ended(self._opened, self._stem, self._read)
+                except CairnError:
+                    self._end_without_record()
         self._remove()
 
     def _end_without_record(self) -> None:
@@ -167,7 +169,6 @@ class Pin:
         if self._required:
             # The pin tells of the read until it is given up, and whoever gives it up records it.
             self.held = False
-            self._heart.stop()
             return
         # Nothing is to wait for it; and the pin may have taken the room.
         self._remove()
@@ -177,6 +178,5 @@ class Pin:
     def _remove(self) -> None:
         if self.held:
             self.held = False
-            self._heart.stop()
             with contextlib.suppress(CairnError):
                 self._opened.backend.delete(f"{self._stem}{PIN}")

@@ -93,7 +93,7 @@ def run_ranks(
     return Job(folder, ranks, function, *arguments, phases=phases).results(seconds)
 
 
-# Below what Linux gives to outgoing connections (32768 and up), one of which would else take a port before its job does.
+# Below what Linux gives to outgoing connections (32768 and up): one of these could take a port before its job does.
 _PORTS = range(15_000, 32_000)
 
 

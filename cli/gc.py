@@ -54,7 +54,7 @@ def plan(output: Path | None, max_unused: float, as_json: bool) -> None:
     "--max-unused", default=5.0, metavar="PERCENT", show_default=True,
     help="Of what packs hold, how much may be unneeded; beyond that the emptiest are written anew.",
 )  # fmt: skip
-@click.option("--condemn-only", is_flag=True, help="Delete nothing yet: 'cairn gc cancel' can take it all back.")
+@click.option("--condemn-only", is_flag=True, help="Drop and delete nothing: 'cairn gc cancel' can take it all back.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @store_options
 def apply(

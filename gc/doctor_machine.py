@@ -117,7 +117,7 @@ def _bad_places(registry: Registry) -> Iterator[Remark]:
     marked = registry.cache.bad_places()
     in_force = [one for one in marked if registry.state.in_force(one[1])]
     if in_force:
-        text = f"{several(len(in_force), 'chunk')} failed when they were read from here before"
+        text = f"content failed to open here before: {several(len(in_force), 'chunk')}"
         yield Remark("damage", ACT, text, "cairn verify --full --repair")
 
 

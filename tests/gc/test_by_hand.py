@@ -1,0 +1,90 @@
+"""What people do by hand: plan files that were edited, collections that are to be taken back, figures to go by."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cairn.cli.app import run
+from tests.support.trees import write_files
+
+Edit = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Path:
+    """A store with three checkpoints, the first of which is deleted and can be restored; returns its folder."""
+    for name in ("DATA", "STATE", "CACHE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    for name in ("CAIRN_STORE", "CAIRN_KEY_FILE", "CAIRN_PASSPHRASE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(write_files(tmp_path / "work", {}))
+    assert run(["init"]) == 0
+    for step in (1, 2, 3):
+        tree = write_files(tmp_path / f"tree-{step}", {"own": bytes((step,)) * 50_000 + bytes(range(256)) * 8 * step})
+        assert run(["commit", str(tree), "net", "--step", str(step)]) == 0
+    assert run(["retain", "apply", "net", "--last", "2", "--yes"]) == 0
+    capfd.readouterr()
+    return tmp_path / "work" / ".cairn"
+
+
+def _deleted(capfd: pytest.CaptureFixture[str]) -> str:
+    assert run(["delete", "status", "--json"]) == 0
+    (one,) = json.loads(capfd.readouterr().out)
+    return str(one["checkpoint"])
+
+
+@pytest.mark.parametrize(
+    ("edit", "code", "says"),
+    [
+        (lambda plan: plan.update(condemn_packs=[[0, 10**12]]), 3, "is not a collection plan"),
+        (lambda plan: plan.update(repack_packs=[[-(10**12), 0]]), 3, "is not a collection plan"),
+        (lambda plan: plan.update(condemn_packs=[[1, 0]]), 3, "is not a collection plan"),
+        (lambda plan: plan.update(kind="another/1"), 3, "is of kind 'another/1'"),
+        (lambda plan: plan.update(log_length=-1), 4, "came after the plan"),
+        (lambda plan: plan.update(log_length=10**30), 0, ""),
+        (lambda plan: plan.update(drop=[["ab" * 16, "cd" * 32], ["ab", "cd"]]), 0, ""),
+        (lambda plan: plan.update(condemn_packs=[[0, 2]], condemn_objects=["ab" * 28 + "00"]), 0, ""),
+    ],
+)
+def test_an_edited_plan_does_nothing_that_the_store_does_not_allow(
+    store: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path, edit: Edit, code: int, says: str
+) -> None:
+    path = tmp_path / "plan.json"
+    assert run(["gc", "plan", "-o", str(path)]) == 0
+    plan = json.loads(path.read_text())
+    edit(plan)
+    path.write_text(json.dumps(plan))
+    assert run(["gc", "apply", str(path), "--yes"]) == code
+    assert says in capfd.readouterr().err
+    assert run(["verify", "--full"]) == 0
+    for step in (2, 3):
+        assert run(["checkout", f"net@step:{step}", str(tmp_path / f"out-{step}")]) == 0
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_what_is_only_condemned_can_all_be_taken_back(
+    store: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path, from_file: bool
+) -> None:
+    plan = tmp_path / "plan.json"
+    assert run(["gc", "plan", "-o", str(plan)]) == 0
+    capfd.readouterr()
+    deleted = _deleted(capfd)
+    assert run(["gc", "apply", *([str(plan)] if from_file else []), "--yes", "--condemn-only"]) == 0
+    assert "can no longer be restored" not in capfd.readouterr().out
+    run(["gc", "cancel", "--yes"])
+    assert run(["delete", "restore", f"net@{deleted}"]) == 0
+    assert run(["checkout", f"net@{deleted}", str(tmp_path / "out")]) == 0
+
+
+def test_stats_does_not_call_reclaimable_what_a_checkpoint_with_a_lost_list_needs(
+    store: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for path in store.rglob("*.reach"):
+        path.unlink()
+    assert run(["stats"]) == 0
+    said = capfd.readouterr()
+    assert "reclaimable     unknown" in said.out
+    assert "gc apply" not in said.err and "cairn verify" in said.err

@@ -13,14 +13,13 @@ import numpy as np
 from cairn.core.errors import ObjectNotFound
 from cairn.core.limits import GC_OBJECTS_PER_ROUND, GC_PACKS_PER_ROUND, GC_REPACK_BYTES_PER_ROUND, GC_UNUSED_FRACTION
 from cairn.gc.counted import Counted
-from cairn.gc.liveness import Array, Needed, Stored, stored_in
+from cairn.gc.liveness import Array, Needed, Stored, packs_of_chunks, stored_in
 from cairn.gc.observe import Observed
 from cairn.gc.roots import all_roots, packs_in_force
 from cairn.registry.opened import OpenStore
 from cairn.registry.registry import Registry
 from cairn.registry.state import BINARY_NAME_BYTES, OBJECT_KINDS, State, named_keys, objects_of, pack_key
 from cairn.store.index import PackRef
-from cairn.store.pack import PACK_OVERHEAD_BYTES, RECORD_BYTES
 
 _DELETED = tuple[bytes, bytes]
 
@@ -145,7 +144,7 @@ def live_bytes(state: State, stored: Stored, needed: Needed) -> tuple[Array, Arr
     rows = stored.needed_rows(needed)
     live = np.bincount(stored.packs[rows], stored.lengths[rows], state.pack_count).astype(np.int64)
     chunks = np.bincount(stored.packs[rows], minlength=state.pack_count)
-    return live, live + chunks * RECORD_BYTES + PACK_OVERHEAD_BYTES
+    return live, packs_of_chunks(live, chunks)
 
 
 def _choose_objects(plan: Plan, observed: Observed) -> None:

@@ -88,3 +88,30 @@ def test_stats_does_not_call_reclaimable_what_a_checkpoint_with_a_lost_list_need
     said = capfd.readouterr()
     assert "reclaimable     unknown" in said.out
     assert "gc apply" not in said.err and "cairn verify" in said.err
+
+
+def test_a_metric_that_no_checkpoint_has_is_told(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for command in (["plan"], ["apply", "--yes"]):
+        assert run(["retain", *command, "net", "--best", "lost:min:1"]) == 0
+        assert "no checkpoint has the metric of --best lost:min:1" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["gc", "apply", "--yes", "--wait", "nan"], "no time to wait"),
+        (["gc", "apply", "--yes", "--wait=-1"], "no time to wait"),
+        (["verify", "--seed", "abc"], "draws a sample"),
+        (["verify", "--full", "--max-age", "nan"], "is no age"),
+    ],
+)
+def test_options_that_say_nothing_are_refused(
+    store: Path, capfd: pytest.CaptureFixture[str], command: list[str], says: str
+) -> None:
+    assert run(command) == 2
+    assert says in capfd.readouterr().err
+
+
+def test_giving_up_a_session_that_is_not_there_is_told(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["gc", "apply", "--yes", "--give-up", "ab" * 16]) == 0
+    assert f"there is no session {'ab' * 16}" in capfd.readouterr().err

@@ -71,6 +71,8 @@ def _render(used: "Usage") -> None:
         emit(f"  {session.id}  epoch {'unreadable' if session.epoch is None else session.epoch}")
     if used.bytes_pending or (used.bytes_reclaimable and not used.unreadable):
         note("next: 'cairn gc plan' tells what a collection frees, 'cairn gc apply --yes' frees it")
+        if used.bytes_unreferenced:
+            note("      (a little stays in packs that are mostly needed, unless --max-unused 0 is added)")
     for text in used.unreadable:
         note(f"not counted: {safe(text)}")
     if used.unreadable:

@@ -17,7 +17,7 @@ from cairn.core.errors import CairnError, UsageError
 # In the order of `cairn --help`: each is a module of this package of the same name, with `_` for `-`.
 COMMANDS = (
     "init", "commit", "checkout", "remote", "push", "pull", "clone", "ls", "log", "show", "diff", "report", "tag",
-    "branch", "retain", "delete", "verify", "doctor", "gc", "stats", "why-kept", "why-gone",
+    "branch", "retain", "delete", "verify", "doctor", "gc", "stats", "why-kept", "why-gone", "audit",
 )  # fmt: skip
 
 

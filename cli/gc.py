@@ -169,6 +169,7 @@ def _facts(done: "Collected") -> dict[str, Any]:
         "objects_deferred": done.objects_deferred,
         "sessions_ended": done.sessions_ended,
         "pieces_merged": done.pieces_merged,
+        "reads_recorded": done.reads_recorded,
         "unreadable": done.unreadable,
     }
 
@@ -185,6 +186,8 @@ def _render(done: "Collected", condemn_only: bool) -> None:
         emit(f"wrote {size(done.bytes_copied)} anew")
     if done.sessions_ended:
         emit(f"ended {done.sessions_ended} sessions of dead writers")
+    if done.reads_recorded:
+        emit(f"recorded {done.reads_recorded} reads")
     if done.objects_deferred:
         note(f"note: {done.objects_deferred} objects wait for readers; run 'cairn gc apply --yes' later")
     for name, why in done.unreadable.items():

@@ -12,7 +12,10 @@ import click
 from cairn.cli.output import note
 
 if TYPE_CHECKING:
+    from cairn.registry.localfiles import KeyHome
+    from cairn.registry.opened import KeySource
     from cairn.registry.registry import Registry
+    from cairn.store.backends.contract import Backend
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -62,10 +65,32 @@ def open_registry() -> "Iterator[Registry]":
     damaged_from = registry.state.damaged_from
     if damaged_from is not None:
         note(f"warning: log entry {damaged_from} is damaged: newer checkpoints may be missing here")
+    for n in registry.foreign():
+        note(f"warning: log entry {n} is of none of the store's writers, or damaged: 'cairn audit verify' tells more")
     try:
         yield registry
+        tell_unrecorded(registry)
     finally:
         registry.close()
+
+
+def tell_unrecorded(registry: "Registry") -> None:
+    """Say so if a read left no record."""
+    if registry.unrecorded:
+        where = registry.opened.backend.url
+        note(f"note: nothing can be written to {where}: what was read was not protected meanwhile, nor recorded")
+
+
+def store_place() -> "tuple[Backend, KeyHome, KeySource]":
+    """Where the chosen store lies, and what opens it; nothing is opened."""
+    from cairn.core.settings import Settings
+    from cairn.registry.localfiles import KeyHome
+    from cairn.registry.location import backend_at
+    from cairn.registry.opened import KeySource
+
+    settings, named = Settings.from_environment(), store_choice().key_file
+    source = KeySource(Path(named) if named else settings.key_file, settings.passphrase, ask_passphrase)
+    return backend_at(store_location()), KeyHome(settings.data, settings.state, settings.cache), source
 
 
 def store_location() -> str:

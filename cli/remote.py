@@ -22,6 +22,7 @@ def command() -> None:
 @store_options
 def add(name: str, url: str, create: bool, remote_key_file: str | None) -> None:
     """Remember the store at URL as NAME; `origin` is the one that push and pull use by default."""
+    from cairn.registry.policy import carry_policy
     from cairn.registry.remotes import Remote, Remotes
     from cairn.registry.stores import create_twin, open_remote
     from cairn.registry.sync import check_same_tenant
@@ -38,6 +39,8 @@ def add(name: str, url: str, create: bool, remote_key_file: str | None) -> None:
         other = open_remote(url, key_file=key_file, ask=ask_passphrase)
         try:
             check_same_tenant(registry, other)
+            if create:
+                carry_policy(registry, other)
         finally:
             other.close()
         remote = Remote.at(url, key_file)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cairn.cli.opening import ask_passphrase, open_registry, store_options
+from cairn.cli.opening import ask_passphrase, open_registry, store_options, tell_unrecorded
 from cairn.cli.output import count, emit, emit_json, note, safe, size
 from cairn.cli.progress import ProgressBar
 from cairn.core.ids import short
@@ -96,6 +96,7 @@ def open_other(registry: "Registry", name: str) -> "Iterator[Registry]":
     other = open_remote(remote.url, key_file=key_file, ask=ask_passphrase)
     try:
         yield other
+        tell_unrecorded(other)
     finally:
         other.close()
 

@@ -24,6 +24,12 @@ LOG_APPEND_RACES_MAX = 256
 # Repeats of the same bytes after a lost answer, with doubling waits of 50 ms .. 5 s: about 30 s.
 LOG_APPEND_REPEATS_MAX = 12
 
+# A signed head: three short lines and a few dozen signatures of witnesses.
+HEAD_NOTE_BYTES_MAX = 64 * KIB
+
+# Reads that one entry tells of: about 300 bytes each, so that an entry stays below 1 MiB.
+READS_PER_ENTRY = 2048
+
 # Entries of one bundle: 256 of some kilobytes are one read that costs little more than its request.
 BUNDLE_ENTRIES = 256
 # A range of longer entries has no bundle: from 64 KiB an entry on, reading them together gains little.

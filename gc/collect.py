@@ -23,6 +23,7 @@ from cairn.gc.drops import drop, due_to_drop
 from cairn.gc.merging import merge_pieces
 from cairn.gc.observe import SeenSession, list_pins, list_sessions, observe
 from cairn.gc.plan import Marked, Plan, make_plan, update_plan
+from cairn.gc.recorded import record_reads
 from cairn.gc.repack import repack
 from cairn.gc.silence import Silence
 from cairn.registry import pins
@@ -76,6 +77,7 @@ class Collected:
         unreadable: packs that could not be repacked, and why.
         sessions_ended: of dead writers, whose objects were removed.
         pieces_merged: index pieces that went into others.
+        reads_recorded: that had ended, and that the log tells of now.
     """
 
     rounds: int = 0
@@ -87,6 +89,7 @@ class Collected:
     unreadable: dict[str, str] = field(default_factory=dict)
     sessions_ended: int = 0
     pieces_merged: int = 0
+    reads_recorded: int = 0
 
 
 @dataclass(slots=True)
@@ -185,7 +188,9 @@ class Collector:
         if not self._options.condemn_only:
             with suppress(StorageError):  # they only save time
                 write_shortcuts(self._registry)
-        self._clear_the_dead()
+        told = record_reads(self._registry, self._silence)
+        self.done.reads_recorded = told.reads
+        self._clear_the_dead(told.pins)
         self._opened.backend.reclaim("")
         return self.done
 
@@ -357,7 +362,7 @@ class Collector:
 
     # --- afterwards ---------------------------------------------------------------------------------
 
-    def _clear_the_dead(self) -> None:
+    def _clear_the_dead(self, recorded: set[str]) -> None:
         """Remove the objects of sessions that count as dead and cannot commit any more, and of dead pins.
 
         So go records and beats without the object by which they are found: what was given up wrongly may have gone on.
@@ -370,7 +375,7 @@ class Collector:
         ]
         self.done.sessions_ended += len(ended)
         gone = {f"{sessions.FOLDER}/{one}" for one in ended}
-        gone |= {one.name.removesuffix(pins.PIN) for one in list_pins(self._opened, self._silence) if one.dead}
+        gone |= {name.removesuffix(pins.PIN) for name in recorded}
         self._silence.keep()
         for folder, ending in ((sessions.FOLDER, sessions.OPEN), (pins.FOLDER, pins.PIN)):
             names = [listed.name for listed in backend.list(folder) if _BESIDE.fullmatch(listed.name)]

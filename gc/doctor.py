@@ -11,6 +11,7 @@ from cairn.gc.observe import SeenSession, list_objects, list_pins, list_sessions
 from cairn.gc.remark import ACT, FINE, NOTE, Remark, several, size, span
 from cairn.gc.roots import live_checkpoints
 from cairn.gc.silence import Silence
+from cairn.registry.reads import ENDED, FOLDER
 from cairn.registry.registry import Registry
 from cairn.registry.state import State, named_keys
 
@@ -108,6 +109,9 @@ def _pins(registry: Registry, silence: Silence) -> Iterator[Remark]:
             continue
         reads = f"{_process(one.record.process)} reads checkpoint {one.record.checkpoint.hex()[:12]} ({one.name})"
         yield Remark("pins", NOTE if one.dead else FINE, f"{reads}; it counts as dead" if one.dead else reads)
+    ended = sum(listed.name.endswith(ENDED) for listed in registry.opened.backend.list(FOLDER))
+    if ended:
+        yield Remark("reads", FINE, f"{several(ended, 'read')} that ended wait for 'cairn audit gather' or 'gc apply'")
 
 
 def _condemned(state: State, sessions: list[SeenSession]) -> Iterator[Remark]:

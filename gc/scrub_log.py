@@ -12,6 +12,8 @@ from cairn.gc.report import NOBODY, Findings, Target
 from cairn.gc.scrub_shortcuts import ShortcutScrub
 from cairn.registry.entries import open_entry
 from cairn.registry.localfiles import Head
+from cairn.registry.log import read_entry
+from cairn.registry.merkle import leaf_hash
 from cairn.registry.names import entry_name
 from cairn.registry.opened import OpenStore
 from cairn.registry.replay import UNREADABLE, VOUCHES_NOT, Replay
@@ -65,8 +67,8 @@ class _LogScrub:
         seen_length = self._seen.length if self._seen else 0
         shortcuts = ShortcutScrub(self._opened, self._findings)
         for n in range(max(self._length(), seen_length)):
-            stored = self._read(n)
-            self._replay.feed(stored)
+            stored, leaf = self._read(n)
+            self._replay.feed(stored, leaf)
             shortcuts.follow(self._replay, stored)
             if n + 1 == seen_length:
                 self._root_seen = self._replay.root
@@ -96,18 +98,18 @@ class _LogScrub:
                 last = max(last, int(digits))
         return last + 1
 
-    def _read(self, n: int) -> bytes:
-        """Stored bytes; of a missing entry none, so that those after it are still looked at."""
+    def _read(self, n: int) -> tuple[bytes, bytes]:
+        """Stored bytes and leaf hash; of a missing entry no bytes, so that those after it are still looked at."""
         self._findings.objects += 1
         try:
-            return self._opened.backend.read(entry_name(n), 0, LOG_ENTRY_BYTES_MAX + 1)
+            return read_entry(self._opened, n)
         except ObjectNotFound:
             self._missing.add(n)
         except CairnError as error:
             if error.retryable:
                 raise
             self._findings.add(entry_name(n), error.message, self._affected(n))
-        return b""
+        return b"", leaf_hash(b"")
 
     def _report_missing(self, length: int) -> None:
         kept = next((n for n in range(length - 1, -1, -1) if n not in self._missing), -1)

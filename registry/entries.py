@@ -11,6 +11,7 @@ from cairn.core.canonical import decode, encode
 from cairn.core.clock import Entropy
 from cairn.core.errors import IntegrityError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, ActorId, SessionId, StoreId, object_name
+from cairn.registry.entries_audit import Policy, Reads
 from cairn.registry.numbers import Ranges
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
 from cairn.store.crypto.signing import Identity, verify_signature
@@ -289,7 +290,7 @@ class Abort(msgspec.Struct, frozen=True):
 
 Payload = (
     Init | ModelCreate | RunOpen | Commit | Supply | RefMove | RefDelete | Condemn | Floor | Swept | Uncondemn
-    | MergeIndex | Tombstone | Restore | Drop | Verified | Quarantine | Abort
+    | MergeIndex | Tombstone | Restore | Drop | Verified | Quarantine | Policy | Reads | Abort
 )  # fmt: skip
 PAYLOADS: dict[str, type[Payload]] = {
     "init": Init,
@@ -309,6 +310,8 @@ PAYLOADS: dict[str, type[Payload]] = {
     "drop": Drop,
     "verify": Verified,
     "quarantine": Quarantine,
+    "policy": Policy,
+    "reads": Reads,
     "abort": Abort,
 }
 TYPES = {kind: name for name, kind in PAYLOADS.items()}
@@ -348,12 +351,22 @@ def open_entry(stored: bytes, n: int, tenant: bytes, store: StoreId, k_log: byte
         IntegrityError: any of it fails.
     """
     what = f"log entry {n}"
+    entry = open_signed(stored, store, k_log, what)
+    if (entry.tenant, entry.store, entry.n) != (tenant, store, n):
+        raise IntegrityError(f"{what} was written for another place")
+    return entry
+
+
+def open_signed(stored: bytes, store: StoreId, k_log: bytes, what: str) -> Entry:
+    """Open an entry, wherever it stands, and check its signature.
+
+    Raises:
+        IntegrityError: either fails.
+    """
     signed = decode(open_object(k_log, store, ObjectKind.LOG_ENTRY, stored, what), _Signed, what)
     entry = decode(signed.entry, Entry, what)
     if not verify_signature(ActorId(entry.actor), signed.signature, _SIGNED + signed.entry):
         raise IntegrityError(f"{what} has a bad signature")
-    if (entry.tenant, entry.store, entry.n) != (tenant, store, n):
-        raise IntegrityError(f"{what} was written for another place")
     return entry
 
 

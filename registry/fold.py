@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from cairn.registry import fold_collection as collection
+from cairn.registry import fold_policy
 from cairn.registry.entries import (
     Abort,
     Commit,
@@ -36,11 +37,12 @@ from cairn.registry.entries import (
     Uncondemn,
     Verified,
 )
+from cairn.registry.entries_audit import Policy, Reads
 from cairn.registry.fold_uploads import add_packs, take_upload, upload_refused
 from cairn.registry.state import Checkpoint, Model, Ref, State, objects_of
 
 # Changes with the rules and with `State`: a state that others folded is folded anew.
-STATE_VERSION = 5
+STATE_VERSION = 6
 BRANCH, TAG = "branch", "tag"
 _REASON = str | None
 _NO_KIND = "it is neither a branch nor a tag"
@@ -234,6 +236,8 @@ _RULES: dict[type[Payload], Callable[[State, Entry, Any], _REASON]] = {
     Drop: collection.drop,
     Verified: collection.verified,
     Quarantine: collection.quarantine,
+    Policy: fold_policy.policy,
+    Reads: fold_policy.reads,
     Abort: _abort,
 }
 

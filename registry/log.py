@@ -4,7 +4,9 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from typing import Protocol
 
+from cairn.core.clock import Clock
 from cairn.core.errors import (
     AnswerLost,
     ConflictError,
@@ -24,12 +26,25 @@ from cairn.core.limits import (
 from cairn.registry.merkle import Leaf
 from cairn.registry.names import entry_name
 from cairn.registry.opened import OpenStore
+from cairn.store.backends.contract import Backend
 
 # Entries that are read one by one to see how fast it goes.
 _FIRST_ENTRIES, _FAST_SECONDS = 4, 0.001
 
 
-def read_entry(opened: OpenStore, n: int) -> tuple[bytes, bytes]:
+class LogPlace(Protocol):
+    """What reading a log takes: an opened store has it, and so has whoever holds the log's key alone."""
+
+    @property
+    def backend(self) -> Backend:
+        """Where it lies."""
+
+    @property
+    def clock(self) -> Clock:
+        """Tells how fast reading goes."""
+
+
+def read_entry(opened: LogPlace, n: int) -> tuple[bytes, bytes]:
     """Bytes and leaf hash of entry `n`; the bytes end one behind the size limit, the hash covers all.
 
     Raises:
@@ -45,7 +60,7 @@ def read_entry(opened: OpenStore, n: int) -> tuple[bytes, bytes]:
     return data, leaf.digest()
 
 
-def read_from(opened: OpenStore, start: int) -> Iterator[tuple[bytes, bytes]]:
+def read_from(opened: LogPlace, start: int) -> Iterator[tuple[bytes, bytes]]:
     """Entries `start`, `start + 1`, ... up to the head, as `read_entry` gives them."""
     n, begun = start, opened.clock.monotonic()
     while True:
@@ -62,7 +77,7 @@ def read_from(opened: OpenStore, start: int) -> Iterator[tuple[bytes, bytes]]:
                 n += 1
 
 
-def _listed_from(opened: OpenStore, start: int) -> Iterator[tuple[bytes, bytes]]:
+def _listed_from(opened: LogPlace, start: int) -> Iterator[tuple[bytes, bytes]]:
     """Entries from `start` on that are in the listings of their folders, without a gap."""
     from concurrent.futures import ThreadPoolExecutor  # 20 ms that a local store saves
 
@@ -86,7 +101,17 @@ def check_no_hole(opened: OpenStore, length: int) -> None:
     Raises:
         IntegrityError: an entry lies beyond, so one between is missing; or the log ends before.
     """
-    last = _last_entry(opened)
+    names = _last_names(opened)
+    last = names[-1]
+    # A listing that is short of names tells of what was removed among them, at no further cost.
+    expected = range(length - 1 - (length - 1) % LOG_FOLDER_ENTRIES, length)
+    if len(names) < len(expected) and last >= entry_name(length - 1):
+        there = set(names)
+        gone = next(n for n in expected if entry_name(n) not in there)
+        raise IntegrityError(
+            f"log entry {gone} is missing while {last} exists: it was removed",
+            hint="nothing was written; run 'cairn audit verify' and restore the missing entry from a copy of the store",
+        )
     if last < entry_name(length - 1):
         raise IntegrityError(
             f"log entry {length - 1} was there and is gone: the log was rolled back",
@@ -100,12 +125,12 @@ def check_no_hole(opened: OpenStore, length: int) -> None:
         )
 
 
-def _last_entry(opened: OpenStore) -> str:
-    """The last name of the last folder that holds one; a writer that died before its entry leaves an empty folder."""
+def _last_names(opened: OpenStore) -> list[str]:
+    """Names of the last folder that holds one; a writer that died before its entry leaves an empty folder."""
     for folder in reversed(opened.backend.folders("log")):
         names = [listed.name for listed in opened.backend.list(f"log/{folder}")]
         if names:
-            return names[-1]
+            return names
     raise IntegrityError(f"{opened.backend.url} has lost its log")
 
 

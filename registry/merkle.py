@@ -25,12 +25,17 @@ def leaf_hash(data: bytes) -> bytes:
     return sha256(b"\0" + data).digest()
 
 
+def together(left: bytes, right: bytes) -> bytes:
+    """Hash of the node above two."""
+    return sha256(b"\1" + left + right).digest()
+
+
 def append_leaf(frontier: tuple[bytes, ...], size: int, leaf: bytes) -> tuple[bytes, ...]:
     """Frontier of a tree of `size` leaves after one more."""
     nodes = [*frontier, leaf]
     while size & 1:
         right, left = nodes.pop(), nodes.pop()
-        nodes.append(sha256(b"\1" + left + right).digest())
+        nodes.append(together(left, right))
         size >>= 1
     return tuple(nodes)
 
@@ -41,5 +46,5 @@ def root_of(frontier: tuple[bytes, ...]) -> bytes:
         return EMPTY_ROOT
     root = frontier[-1]
     for left in reversed(frontier[:-1]):
-        root = sha256(b"\1" + left + root).digest()
+        root = together(left, root)
     return root

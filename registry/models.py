@@ -8,7 +8,7 @@ from cairn.core.canonical import decode, encode
 from cairn.core.errors import NotFoundError, RefMoved
 from cairn.core.ids import CheckpointId, ModelId, short
 from cairn.registry.entries import ModelCreate, RefDelete, RefMove
-from cairn.registry.modelkeys import create_model_keys
+from cairn.registry.modelkeys import ModelKeys, create_model_keys
 from cairn.registry.names import LATEST, MAIN, check_model_name, check_ref_name, model_tag, ref_tag
 from cairn.registry.registry import Registry
 from cairn.registry.state import Checkpoint, Model, State
@@ -187,9 +187,12 @@ def seal_meta(registry: Registry, model: ModelId, meta: CommitMeta) -> bytes:
 
 def open_meta(registry: Registry, model: ModelId, checkpoint: Checkpoint) -> CommitMeta:
     """Open the listing facts of a commit."""
-    what = f"facts of commit entry {checkpoint.n}"
-    plain = registry.model_keys(model).pair(ComponentClass.META).open(checkpoint.meta, _META, what)
-    return decode(plain, CommitMeta, what)
+    return open_commit_meta(registry.model_keys(model), checkpoint.meta, f"facts of commit entry {checkpoint.n}")
+
+
+def open_commit_meta(keys: ModelKeys, sealed: bytes, what: str) -> CommitMeta:
+    """Open the listing facts of a commit, as its entry holds them."""
+    return decode(keys.pair(ComponentClass.META).open(sealed, _META, what), CommitMeta, what)
 
 
 def saved_at(checkpoint: Checkpoint, meta: CommitMeta) -> int:

@@ -1,8 +1,8 @@
-"""Pins: what protects a read. A signed object that names the checkpoint, with heartbeats beside it.
+"""Pins: what protects a read, and records it. A signed object that names the checkpoint, with heartbeats beside it.
 
 The reader creates the pin, reads the head again, and goes on only if the checkpoint still lives: a collector that
 did not see the pin had raised the floor before, hence its `drop` is seen by the reader. A collector that sees it defers
-every condemned pack that holds a chunk of the checkpoint.
+every condemned pack that holds a chunk of the checkpoint. When the read ends, its record stays (`reads.py`).
 """
 
 import contextlib
@@ -16,25 +16,28 @@ from cairn.core.ids import RANDOM_ID_BYTES, ActorId, CheckpointId, ModelId
 from cairn.core.process import ProcessMark, this_process
 from cairn.registry.checkpoint import committed
 from cairn.registry.entries import ObjectRef
+from cairn.registry.fold_policy import AuditReads, audit_reads
 from cairn.registry.heartbeat import Heartbeat
 from cairn.registry.opened import OpenStore
+from cairn.registry.reads import FOLDER as FOLDER
+from cairn.registry.reads import ReadRecord, keep_ended, sign_read
 from cairn.registry.registry import Registry
 from cairn.registry.state import Checkpoint, objects_of
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
 from cairn.store.crypto.signing import verify_signature
 
-FOLDER = "pins"
 PIN = ".pin"
 _SIGNED = b"cairn/1/pin\0"
 
 
-class PinRecord(msgspec.Struct, frozen=True):
+class PinRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a pin says (sealed under K_log, signed by the reader).
 
     Args:
         pin: its own id.
         reachability: the checkpoint's list, which outlives the checkpoint's own entry.
         objects: keys of the checkpoint's own objects, one after the other.
+        read: what is left of it in the end, signed by itself; empty where reads are not recorded.
     """
 
     pin: bytes
@@ -45,6 +48,7 @@ class PinRecord(msgspec.Struct, frozen=True):
     actor: bytes
     claimed_at: int
     process: ProcessMark
+    read: bytes = b""
 
 
 class _Signed(msgspec.Struct, frozen=True, array_like=True):
@@ -82,6 +86,7 @@ def pinned(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> Iter
     Raises:
         NotFoundError: the model holds no such checkpoint, or no longer: also when what is read turns out to be missing,
             and it was deleted meanwhile.
+        NotAllowed: nothing can be written, and the store requires that reads are recorded.
     """
     pin = Pin(registry, model, checkpoint)
     try:
@@ -99,7 +104,7 @@ class Pin:
     """One read's pin, from its making until `release`.
 
     Attributes:
-        held: False where the store cannot be written to: the read is then unprotected.
+        held: False where the store cannot be written to: the read is then unprotected, and not recorded.
     """
 
     def __init__(self, registry: Registry, model: ModelId, checkpoint: CheckpointId) -> None:
@@ -107,12 +112,13 @@ class Pin:
 
         Raises:
             NotFoundError: the model holds no such checkpoint, or no longer.
+            NotAllowed: the store requires that reads are recorded, and this one cannot be.
         """
         self._opened, self.held = registry.opened, False
         pinned, now = None, committed(registry, model, checkpoint)
         # A supply, or a new commit of what had been dropped, may have come before the pin was there.
         while pinned is None or (pinned.reachability, objects_of(pinned)) != (now.reachability, objects_of(now)):
-            self.release()
+            self._remove()
             pinned = now
             if not self._create(registry, model, checkpoint, pinned):
                 return
@@ -120,16 +126,20 @@ class Pin:
                 registry.refresh()
                 now = committed(registry, model, checkpoint)
             except BaseException:
-                self.release()
+                self._remove()
                 raise
         self._heart.start()
 
     def _create(self, registry: Registry, model: ModelId, checkpoint: CheckpointId, held: Checkpoint) -> bool:
         """Create the object; False where the store cannot be written to."""
         opened, identifier = self._opened, self._opened.entropy.token(RANDOM_ID_BYTES)
+        actor, at = opened.identity.actor, opened.clock.wall_ns()
+        recording, read = audit_reads(registry.state), b""
+        if recording is not AuditReads.OFF:
+            read = sign_read(ReadRecord(identifier, opened.store, model, checkpoint, actor, at), opened.identity)
         record = PinRecord(
             identifier, model, checkpoint, held.reachability, b"".join(sorted(objects_of(held))),
-            opened.identity.actor, opened.clock.wall_ns(), this_process(),
+            actor, at, this_process(), read,
         )  # fmt: skip
         plain = encode(record)
         signed = encode(_Signed(plain, opened.identity.sign(_SIGNED + plain)))
@@ -138,15 +148,41 @@ class Pin:
         self._heart = Heartbeat(opened, self._stem, registry.state.heartbeat_seconds)
         try:
             opened.backend.create(f"{self._stem}{PIN}", [sealed])
-        except (NotAllowed, StorageError):
+        except (NotAllowed, StorageError) as error:
+            if recording is AuditReads.REQUIRED:
+                raise NotAllowed(
+                    f"reads of this store are recorded, and this one cannot be: {error.message}",
+                    hint="read where the store can be written to; an owner may change 'cairn audit policy'",
+                ) from None
+            registry.unrecorded += bool(read)
             return False
-        self.held = True
+        self.held, self._read, self._required = True, read, recording is AuditReads.REQUIRED
         return True
 
     def release(self) -> None:
         """The read is over."""
         if self.held:
-            self.held = False
             self._heart.stop()
+            if self._read:
+                try:
+                    keep_ended(self._opened, self._stem, self._read)
+                except CairnError:
+                    self._end_without_record()
+        self._remove()
+
+    def _end_without_record(self) -> None:
+        """The record cannot be written, as on a full disk."""
+        if self._required:
+            # The pin tells of the read until it is given up, and whoever gives it up records it.
+            self.held = False
+            return
+        # Nothing is to wait for it; and the pin may have taken the room.
+        self._remove()
+        with contextlib.suppress(CairnError):
+            keep_ended(self._opened, self._stem, self._read)
+
+    def _remove(self) -> None:
+        if self.held:
+            self.held = False
             with contextlib.suppress(CairnError):
                 self._opened.backend.delete(f"{self._stem}{PIN}")

@@ -22,7 +22,7 @@ from cairn.registry.merkle import leaf_hash
 from cairn.registry.modelkeys import ModelKeys, open_model_keys
 from cairn.registry.names import entry_name
 from cairn.registry.opened import OpenStore, first_owners
-from cairn.registry.replay import UNREADABLE, Replay
+from cairn.registry.replay import UNREADABLE, VOUCHES_NOT, Replay
 from cairn.registry.snapshots import newest_snapshot
 from cairn.registry.state import State
 from cairn.store.cache import Cache
@@ -42,6 +42,10 @@ class Registry:
         """
         self.opened = opened
         self._lock = threading.RLock()
+        # Reads through this registry that left no record, since the store cannot be written to.
+        self.unrecorded = 0
+        # Length of the log that this user had seen before.
+        self.seen_before = 0
         self._model_keys: dict[bytes, ModelKeys] = {}
         first = self._check_init()
         # Actors whose snapshots are believed, and numbers of bundles that were found to be worth nothing.
@@ -67,6 +71,10 @@ class Registry:
     def cache(self) -> Cache:
         """The local cache."""
         return self._cache
+
+    def foreign(self) -> list[int]:
+        """Entries that came since this user last looked, have no effect, and are of none of the store's writers."""
+        return [void.n for void in self._state.voids if void.n >= self.seen_before and void.reason in VOUCHES_NOT]
 
     def index(self) -> StateIndex:
         """The index in force as of the last refresh."""
@@ -269,6 +277,7 @@ class Registry:
 
     def _check_remembered(self) -> None:
         head = self._remembered()
+        self.seen_before = head.length if head is not None else 0
         if head is not None and not self._agrees(head):
             self._explain(head)
         if self._state.damaged_from is None:

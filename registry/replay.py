@@ -49,8 +49,17 @@ class Replay:
         """How many entries the newest one in order speaks for, by its signed root; 0 before the first that was fed."""
         return self._vouched
 
-    def feed(self, stored: bytes, leaf: bytes | None = None) -> None:
-        """Take the entry at position `length`; `leaf` is its leaf hash where `stored` is cut off at the size limit."""
+    @property
+    def last_leaf(self) -> bytes:
+        """Leaf hash of the last entry fed."""
+        return self._leaf
+
+    def feed(self, stored: bytes, leaf: bytes | None = None) -> Entry | None:
+        """Take the entry at position `length`, and return it if it opens.
+
+        Args:
+            leaf: its leaf hash, where `stored` is cut off at the size limit.
+        """
         n = self._length
         entry, reason = self._open(stored, n)
         if entry is not None and reason is None:
@@ -67,6 +76,7 @@ class Replay:
         self._length = n + 1
         if not self._suspects:
             self._settle()
+        return entry
 
     def attested(self) -> State:
         """The state up to the last position that nothing contradicts; what may be cached."""

@@ -125,6 +125,7 @@ class State(msgspec.Struct):
         condemned_objects: the same of other objects, by their keys.
         swept: numbers of packs that are deleted, as closed ranges, ascending.
         live_n: the newest entry that made something live, or changed where it lies.
+        policy: settings, value by name.
         newer_from: first entry of a type that this version does not know.
         damaged_from: where the log is damaged: the entry that does not open, if one stands out, else the first
             whose signed root contradicts the bytes before it.
@@ -147,6 +148,7 @@ class State(msgspec.Struct):
     live_n: int = 0
     pieces: list[Piece] = []
     voids: list[Void] = []
+    policy: dict[str, str] = {}
     newer_from: int | None = None
     damaged_from: int | None = None
 

@@ -10,6 +10,7 @@ from cairn.core.shown import Shown
 from cairn.registry.delivery import Selection
 from cairn.registry.location import new_folder
 from cairn.registry.models import list_refs, model_name, walk_history
+from cairn.registry.policy import carry_policy
 from cairn.registry.registry import Registry
 from cairn.registry.remotes import ORIGIN, Remote, Remotes
 from cairn.registry.selectors import resolve
@@ -68,6 +69,7 @@ def clone(
         Remotes(opened).add(ORIGIN, Remote.at(url, key_file))
         local = Registry(opened)
         try:
+            carry_policy(remote, local)
             fetched, refs, left = 0, [], set[bytes]()
             for selector in selectors or _everything(remote):
                 options = SendOptions(selection=selection, history=history)

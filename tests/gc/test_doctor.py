@@ -17,6 +17,7 @@ from cairn.gc.remark import ACT, FINE, Remark, size, span
 from cairn.gc.scrub import verify
 from cairn.registry.entries import Drop, Tombstone
 from cairn.registry.pins import Pin
+from cairn.registry.reads import gather
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
 from cairn.store.backends.faults import Crash, FaultyBackend, Stopped
@@ -150,6 +151,9 @@ def test_readers_are_told(site: Site, commit: Callable[[int], object]) -> None:
     assert tip(registry)[1].hex()[:12] in remark.text
     pin.release()
     assert not about(registry, "pins")
+    assert about(registry, "reads")[0].text.startswith("1 read that ended")
+    gather(registry)
+    assert not about(registry, "reads")
 
 
 def test_the_last_verification_has_an_age(site: Site, commit: Callable[[int], object]) -> None:

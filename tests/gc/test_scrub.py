@@ -7,11 +7,14 @@ import pytest
 
 from cairn.core.errors import NotAllowed, NotAStore, WrongKey
 from cairn.core.ids import ContentId
+from cairn.core.limits import LOG_ENTRY_BYTES_MAX
 from cairn.gc.scrub import verify
 from cairn.gc.scrub_open import verify_store
 from cairn.registry import publish as publishing
 from cairn.registry.checkpoint import CheckpointManifest
+from cairn.registry.entries import Abort
 from cairn.registry.indexing import locations_of
+from cairn.registry.names import entry_name
 from cairn.registry.opened import KeySource
 from cairn.registry.registry import Registry
 from cairn.store import chunkstore
@@ -254,3 +257,13 @@ def _pack_of(registry: Registry, checkpoint: bytes, size: int) -> str:
     """The newest pack of about a size."""
     packs = [registry.state.pack(n) for n in range(registry.state.pack_count)]
     return [pack.name for pack in packs if size < pack.size < size + 1000][-1]
+
+
+def test_an_entry_of_any_length_is_void_and_no_damage(site: Site) -> None:
+    """Its leaf is the hash of all its bytes, to a scrub as to whoever appends behind it."""
+    site.backend.create(entry_name(1), [bytes(LOG_ENTRY_BYTES_MAX + 5)])
+    registry = site.registry(cold=True)
+    registry.append(lambda state: Abort())
+    report = verify(registry, full=False)
+    assert report.ok, report.errors
+    assert "entry 1: it is over the size limit" in report.notes[0]

@@ -33,6 +33,7 @@ from cairn.registry.entries import (
     Uncondemn,
     Verified,
 )
+from cairn.registry.entries_audit import Policy, Reads
 from cairn.registry.fold import apply_payload
 from cairn.registry.numbers import Ranges, ranges, within
 from cairn.registry.state import State, Void
@@ -65,6 +66,7 @@ class Writer:
             (1, self._model), (8, self._commit), (2, self._supply), (1, self._run), (2, self._move), (1, self._unmove),
             (6, self._condemn), (4, self._floor), (4, self._swept), (2, self._uncondemn), (3, self._index),
             (4, self._tombstone), (2, self._restore), (3, self._drop), (1, self._verify), (1, self._quarantine),
+            (1, self._policy), (1, self._reads),
         ]  # fmt: skip
         return self._dice.choices([make for _, make in makers], [weight for weight, _ in makers])[0](n)
 
@@ -243,11 +245,23 @@ class Writer:
     def _quarantine(self, n: int) -> Quarantine:
         return Quarantine(self._one_model(), self._checkpoint())
 
+    def _policy(self, n: int) -> Policy:
+        name = self._dice.choice(("audit_reads", "audit_reads", "other"))
+        value = self._dice.choice(("required", "best_effort", "off", "odd"))
+        return Policy({name: value} if not self._rarely() else {})
+
+    def _reads(self, n: int) -> Reads:
+        good = encode((b"record", bytes(64)))
+        bad = (b"", good[:-1], encode((b"record", bytes(63))), encode((b"", b"", b"")), encode((1, bytes(64))), b"\xc0")
+        count = 0 if self._rarely() else self._dice.randrange(1, 4)
+        return Reads(tuple(self._dice.choice(bad) if self._rarely() else good for _ in range(count)))
+
 
 def both(seed: int) -> Counter[tuple[str, bool]]:
     """Apply entries by both readers and compare after each; returns how often each was in effect, and void."""
     state, log = State(length=1, owners=[OWNER, OWNER]), Log.__new__(Log)
     log.owners, log.models, log.collection, log.void, log.leaves = [OWNER, OWNER], {}, Collection(), {}, []
+    log.settings = {}
     writer, seen = Writer(random.Random(seed), state), Counter[tuple[str, bool]]()
     for n in range(1, LENGTH):
         payload = writer.draw(n)
@@ -259,6 +273,7 @@ def both(seed: int) -> Counter[tuple[str, bool]]:
         state.length = n + 1
         log._apply(decode(encode(entry)))
         assert describe_fold(state) == fold_of(log), f"entry {n}: {payload}; {reason}; {log.void.get(n)}"
+        assert state.policy == log.settings, f"entry {n}: {payload}; {reason}; {log.void.get(n)}"
         seen[kind, reason is not None] += 1
     return seen
 

@@ -133,7 +133,7 @@ def state_of(opened: Checkpoint) -> dict[str, Any]:
 
 def test_the_second_reader_imports_nothing_of_cairn() -> None:
     files = sorted(VECTORS.glob("reader*.py"))
-    assert len(files) == 7
+    assert len(files) >= 7
     for path in files:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

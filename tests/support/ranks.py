@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import os
 import pickle
+import random
 import signal
 import socket
 import subprocess
@@ -92,13 +93,20 @@ def run_ranks(
     return Job(folder, ranks, function, *arguments, phases=phases).results(seconds)
 
 
+# Below what Linux gives to outgoing connections (32768 and up): one of these could take a port before its job does.
+_PORTS = range(15_000, 32_000)
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on just now."""
+    """Ports that nobody listens on just now, and that no connection will be given."""
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        while len(found) < count:
+            port, one = random.SystemRandom().choice(_PORTS), stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                one.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
 
 
 _ports: list[int] = []

@@ -5,7 +5,7 @@ import hashlib
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from tests.vectors.format import reader_collection
+from tests.vectors.format import reader_audit, reader_collection
 from tests.vectors.format.reader import LOG_ENTRY, MIB, Damaged, Fields, Vault, decode, hash_of, require
 from tests.vectors.format.reader_collection import Collection, objects_of
 
@@ -26,6 +26,7 @@ class Log:
         self.owners: list[bytes] = []
         self.models: dict[bytes, Fields] = {}
         self.collection = Collection()
+        self.settings: dict[str, str] = {}
         self.void: dict[int, str] = {}
         self.leaves: list[bytes] = []
         suspects: list[int] = []
@@ -43,7 +44,7 @@ class Log:
 
     def _stored(self, n: int) -> bytes | None:
         path = self._vault.folder / f"log/{n // 4096:08d}/{n:012d}"
-        return path.read_bytes()[: 4 * MIB + 1] if path.exists() else None
+        return path.read_bytes() if path.exists() else None
 
     def _admit(self, n: int, stored: bytes) -> Fields | None:
         """The entry, if it opens, is signed, belongs here and its actor may write; entry 0 has to."""
@@ -161,6 +162,7 @@ _RULES = {
     "ref.delete": Log._ref_delete,
     "abort": lambda log, body, n: None,
     **reader_collection.RULES,
+    **reader_audit.RULES,
 }
 
 

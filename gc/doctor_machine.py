@@ -30,7 +30,8 @@ def on_this_machine(registry: Registry) -> Iterator[Remark]:
     yield _identity(registry)
     for folder, what in ((opened.home.state, "state"), (opened.home.cache, "cache")):
         yield _folder(folder, what)
-    if opened.home.scrub_file(opened.store).exists():
+    scrub = opened.home.scrub_file(opened.store)
+    if scrub.exists() and scrub.stat().st_size:  # it is empty if nothing has been read yet
         text = "a 'cairn verify' of this machine was interrupted, or is at work; the same command goes on where it was"
         yield Remark("verify", NOTE, text)
     yield from _bad_places(registry)

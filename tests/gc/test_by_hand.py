@@ -115,3 +115,26 @@ def test_options_that_say_nothing_are_refused(
 def test_giving_up_a_session_that_is_not_there_is_told(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["gc", "apply", "--yes", "--give-up", "ab" * 16]) == 0
     assert f"there is no session {'ab' * 16}" in capfd.readouterr().err
+
+
+def test_a_checkpoint_that_was_given_up_takes_nobodys_place(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Retention keeps two that can be read; nobody is told less than what is wrong and what is next."""
+    assert run(["delete", "restore", f"net@{_deleted(capfd)}"]) == 0
+    for ending in ("reach", "body"):
+        for path in store.rglob(f"*.{ending}"):
+            kept = path.with_name(f"{path.name}.kept")
+            path.rename(kept)
+            damaged = run(["checkout", "net@step:2", str(store.parent / f"out-{path.name}"), "-q"]) == 6
+            if not damaged and ending == "reach":
+                damaged = run(["gc", "quarantine", "net@step:2", "--yes"]) == 0
+            if not damaged:
+                kept.rename(path)
+    assert "verify --full" in capfd.readouterr().err
+    assert run(["verify"]) == 6
+    capfd.readouterr()
+    assert run(["doctor"]) == 0
+    out = capfd.readouterr().out
+    assert "1 checkpoint was given up by 'gc quarantine'" in out and "was interrupted" not in out
+    assert run(["retain", "plan", "net", "--last", "2", "--json"]) == 0
+    verdicts = json.loads(capfd.readouterr().out)["checkpoints"]
+    assert [(one["step"], one["keep"]) for one in verdicts] == [(3, True), (2, False), (1, True)]

@@ -12,7 +12,7 @@ from cairn import __version__
 from cairn.cli import exits
 from cairn.cli.opening import store_options
 from cairn.cli.output import note, safe
-from cairn.core.errors import CairnError, UsageError
+from cairn.core.errors import CairnError, IntegrityError, UsageError
 
 # In the order of `cairn --help`: each is a module of this package of the same name, with `_` for `-`.
 COMMANDS = (
@@ -20,6 +20,8 @@ COMMANDS = (
     "branch", "retain", "delete", "verify", "doctor", "gc", "stats", "why-kept", "why-gone", "audit", "identity",
     "whoami", "members", "grant", "revoke", "keys",
 )  # fmt: skip
+
+_HINT_OF_DAMAGE = "run 'cairn verify --full' to see what is affected; '--repair' mends what can be mended"
 
 
 def module_of(name: str) -> str:
@@ -75,8 +77,9 @@ def run(arguments: list[str] | None = None) -> int:
         return code if isinstance(code, int) else exits.OK
     except CairnError as error:
         note(f"error: {safe(error.message)}")
-        if error.hint:
-            note(f"next:  {safe(error.hint)}")
+        hint = error.hint or (_HINT_OF_DAMAGE if isinstance(error, IntegrityError) else "")
+        if hint:
+            note(f"next:  {safe(hint)}")
         return exits.exit_code(error)
     except click.ClickException as error:
         error.show()

@@ -54,7 +54,7 @@ def plan(output: Path | None, max_unused: float, as_json: bool) -> None:
     "--max-unused", default=5.0, metavar="PERCENT", show_default=True,
     help="Of what packs hold, how much may be unneeded; beyond that the emptiest are written anew.",
 )  # fmt: skip
-@click.option("--condemn-only", is_flag=True, help="Delete nothing yet: 'cairn gc cancel' can take it all back.")
+@click.option("--condemn-only", is_flag=True, help="Drop and delete nothing: 'cairn gc cancel' can take it all back.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @store_options
 def apply(
@@ -64,14 +64,19 @@ def apply(
     """Collect: what FILE says, or all that can go. May be stopped at any time and run again."""
     from cairn.gc.collect import Collector, Options
     from cairn.gc.planfile import read_plan
+    from cairn.registry.session import open_sessions
 
     if not yes:
         raise UsageError("a collection deletes objects", hint="look at 'cairn gc plan', then add --yes")
+    if not wait >= 0:
+        raise UsageError(f"{wait} is no time to wait", hint="name seconds, from 0")
     options = Options(
         wait_seconds=wait, unused=_fraction(max_unused), dead=[_session(one) for one in give_up],
         condemn_only=condemn_only,
     )  # fmt: skip
     with open_registry() as registry, ProgressBar(as_json) as progress:
+        for one in sorted(set(options.dead) - set(open_sessions(registry.opened))):
+            note(f"note: there is no session {one.hex()}: its writer has ended, or the id is another one's")
         collector = Collector(registry, options, progress)
         if file is not None:
             done = collector.apply(read_plan(file, registry.opened.store, registry.state))

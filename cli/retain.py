@@ -71,6 +71,7 @@ def plan(selector: str, output: Path | None, as_json: bool, quiet: bool, **optio
         raise UsageError("no rule says what is to stay", hint="name one, such as --last 5")
     with open_registry() as registry:
         made = _plan(registry, selector, rules)
+    _warn_of_metrics(made, rules)
     if output is not None:
         _write(made, output)
     _show(made, as_json, quiet)
@@ -93,6 +94,8 @@ def apply(target: str, yes: bool, grace: float, as_json: bool, quiet: bool, **op
     rules = _rules_of(options)
     with open_registry() as registry:
         made = decode_plan(_read(target)) if rules is None else _plan(registry, target, rules)
+        if rules is not None:
+            _warn_of_metrics(made, rules)
         if not yes:
             _show(made, as_json, quiet)
             raise UsageError("this deletes checkpoints; nothing was changed", hint="repeat the command with --yes")
@@ -175,6 +178,12 @@ def _show(made: "RetentionPlan", as_json: bool, quiet: bool) -> None:
             ],
         )
         emit(f"{len(made.verdicts) - len(made.removed)} stay, {len(made.removed)} go")
+
+
+def _warn_of_metrics(made: "RetentionPlan", rules: "Retention") -> None:
+    for text in rules.best:
+        if not any(f"best {text}" in one.kept_by for one in made.verdicts):
+            note(f"warning: no checkpoint has the metric of --best {safe(text)}, so it keeps none")
 
 
 def _say_what_is_next(grace: float) -> None:

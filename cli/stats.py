@@ -60,7 +60,7 @@ def _render(used: "Usage") -> None:
         ("  unreferenced", size(used.bytes_unreferenced)),
         ("other objects", size(used.bytes_other)),
         ("leftovers", f"{count(used.leftover_objects, 'object')}, {size(used.leftover_bytes)}"),
-        ("reclaimable", f"{size(used.bytes_reclaimable)}: unreferenced and leftovers"),
+        ("reclaimable", _reclaimable(used)),
         ("pending", f"{size(used.bytes_pending)}, condemned and not deleted yet"),
         ("dedup ratio", f"{used.dedup_ratio:.2f}"),
         ("open sessions", str(len(used.sessions))),
@@ -69,9 +69,17 @@ def _render(used: "Usage") -> None:
         emit(f"{name:<15} {value}")
     for session in used.sessions:
         emit(f"  {session.id}  epoch {'unreadable' if session.epoch is None else session.epoch}")
-    if used.bytes_pending or used.bytes_reclaimable:
+    if used.bytes_pending or (used.bytes_reclaimable and not used.unreadable):
         note("next: 'cairn gc plan' tells what a collection frees, 'cairn gc apply --yes' frees it")
+        if used.bytes_unreferenced:
+            note("      (a little stays in packs that are mostly needed, unless --max-unused 0 is added)")
     for text in used.unreadable:
         note(f"not counted: {safe(text)}")
     if used.unreadable:
         note("next: run 'cairn verify' to see what is damaged")
+
+
+def _reclaimable(used: "Usage") -> str:
+    if used.unreadable:
+        return "unknown: what the checkpoints need that could not be counted is among the unreferenced"
+    return f"{size(used.bytes_reclaimable)}: unreferenced and leftovers"

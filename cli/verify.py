@@ -56,6 +56,10 @@ def command(
     """
     if full and sampled is not None:
         raise UsageError("--full reads what --sampled would", hint="name one of them")
+    if seed and sampled is None:
+        raise UsageError("--seed draws a sample", hint="add --sampled")
+    if not max_age >= 0:
+        raise UsageError(f"{max_age} is no age", hint="name days, from 0")
     if sampled is not None and not 0 < sampled <= 100:
         raise UsageError(f"{sampled} is no percentage", hint="name one above 0, up to 100")
     if sources and not repair:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+_PROC = Path("/proc")
+
 
 class ProcessMark(msgspec.Struct, frozen=True):
     """One process of one boot of one machine.
@@ -34,7 +36,8 @@ def is_known_dead(mark: ProcessMark) -> bool:
     machine = this_machine()
     if not machine or mark.machine != machine or not mark.number:
         return False
-    return _started(mark.number) != mark.started
+    started = _started(mark.number)
+    return started != mark.started and not (started is None and _is_hidden(mark.number))
 
 
 def this_machine() -> str:
@@ -50,7 +53,20 @@ def _started(number: int) -> int | None:
     """When a process began; None if there is none, or none but its exit status."""
     try:
         # The name, in parentheses, may hold anything; the state follows it, and 19 fields later the time of its start.
-        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+        fields = (_PROC / str(number) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _is_hidden(number: int) -> bool:
+    """Whether there is a process that must not be looked at, as where `/proc` hides those of other users."""
+    if (_PROC / str(number)).exists():
+        return False
+    try:
+        os.kill(number, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -53,7 +53,8 @@ class Options:
         unused: see `make_plan`.
         repack_bytes: see `make_plan`.
         dead: sessions that an operator declares dead.
-        condemn_only: stop before the floor is raised, so that all can still be taken back.
+        condemn_only: stop before the floor is raised, and drop no deleted checkpoint, so that all can still be taken
+            back.
     """
 
     wait_seconds: float = 1800.0
@@ -138,8 +139,8 @@ class Collector:
             RefusedError: the storage does not promise what collection needs.
         """
         self._check_may_collect()
-        self.done.checkpoints_dropped = len(drop(self._registry, due_to_drop(self._registry)))
         if not self._options.condemn_only:
+            self.done.checkpoints_dropped = len(drop(self._registry, due_to_drop(self._registry)))
             self.done.pieces_merged = merge_pieces(self._registry)
         for _ in range(_ROUNDS_MAX):
             plan, marked = self._observe_and_plan()
@@ -163,11 +164,12 @@ class Collector:
         state = self._registry.refresh()
         if state.live_n >= plan.length:
             raise PlanVoid(f"log entry {state.live_n} came after the plan; nothing was changed", hint="plan again")
-        self.done.checkpoints_dropped = len(drop(self._registry, plan.drops))
+        if not self._options.condemn_only:
+            self.done.checkpoints_dropped = len(drop(self._registry, plan.drops))
         fresh, marked = self._observe_and_plan()
-        fresh.dead = [number for number in fresh.dead if number in set(plan.dead)]
-        fresh.repacked = [number for number in fresh.repacked if number in set(plan.repacked)]
-        fresh.objects = [key for key in fresh.objects if key in set(plan.objects)]
+        fresh.dead = sorted(set(fresh.dead) & set(plan.dead))
+        fresh.repacked = sorted(set(fresh.repacked) & set(plan.repacked))
+        fresh.objects = sorted(set(fresh.objects) & set(plan.objects))
         if not fresh.empty and not self._condemn(fresh, marked):
             raise PlanVoid("another collection was first; nothing was changed", hint="plan again")
         self._sweep()

@@ -39,6 +39,7 @@ def examine(registry: Registry) -> list[Remark]:
         *_condemned(state, sessions),
         _leftovers(registry, state, sessions),
         *_deleted(registry),
+        *_given_up(state),
         _verified(registry, state),
     ]
 
@@ -154,6 +155,13 @@ def _deleted(registry: Registry) -> Iterator[Remark]:
     if due:
         text = f"{several(len(due), 'deleted checkpoint')} can no longer be restored, and still take space"
         yield Remark("deleted", NOTE, text, "cairn gc apply --yes")
+
+
+def _given_up(state: State) -> Iterator[Remark]:
+    ids = [root.checkpoint.hex()[:12] for root in live_checkpoints(state) if root.state.quarantined]
+    if ids:
+        text = f"the content of {several(len(ids), 'checkpoint')} was given up by 'gc quarantine': {', '.join(ids[:3])}"
+        yield Remark("quarantine", NOTE, text, "cairn verify --repair --from a store that has it")
 
 
 def _verified(registry: Registry, state: State) -> Remark:

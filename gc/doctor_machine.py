@@ -29,7 +29,8 @@ def on_this_machine(registry: Registry) -> Iterator[Remark]:
     yield from on_rights(registry)
     for folder, what in ((opened.home.state, "state"), (opened.home.cache, "cache")):
         yield _folder(folder, what)
-    if opened.home.scrub_file(opened.store).exists():
+    scrub = opened.home.scrub_file(opened.store)
+    if scrub.exists() and scrub.stat().st_size:  # it is empty if nothing has been read yet
         text = "a 'cairn verify' of this machine was interrupted, or is at work; the same command goes on where it was"
         yield Remark("verify", NOTE, text)
     yield from _bad_places(registry)
@@ -89,7 +90,7 @@ def _bad_places(registry: Registry) -> Iterator[Remark]:
     marked = registry.cache.bad_places()
     in_force = [one for one in marked if registry.state.in_force(one[1])]
     if in_force:
-        text = f"{several(len(in_force), 'chunk')} failed when they were read from here before"
+        text = f"content failed to open here before: {several(len(in_force), 'chunk')}"
         yield Remark("damage", ACT, text, "cairn verify --full --repair")
 
 

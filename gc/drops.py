@@ -49,5 +49,6 @@ def _drop_of(registry: Registry, model: ModelId, chosen: list[CheckpointId]) -> 
 
 
 def _due(state: State, model: bytes, now: int) -> list[bytes]:
-    gone = state.models[model].gone
+    held = state.models.get(model)
+    gone = held.gone if held else {}
     return [one for one, deleted in gone.items() if deleted.checkpoint is not None and deleted.due_at <= now]

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from cairn.core.errors import IntegrityError, ObjectNotFound
-from cairn.core.ids import HASH_BYTES
+from cairn.core.ids import HASH_BYTES, ContentId
 from cairn.gc.roots import Root
 from cairn.registry.entries import ObjectRef
 from cairn.registry.indexing import locations_of, piece_plain
 from cairn.registry.opened import OpenStore
 from cairn.registry.reachability import open_list
 from cairn.registry.state import Piece, State
-from cairn.store.index import check_piece, columns_of
+from cairn.store.index import Location, check_piece, columns_of
+from cairn.store.pack import PACK_OVERHEAD_BYTES, RECORD_BYTES, read_footer
 
 Array = np.ndarray[Any, Any]
 _WORDS = HASH_BYTES // 8
@@ -158,6 +159,8 @@ def stored_in(
     if not columns:
         columns = [[np.zeros(0, kind) for kind in ("S32", "<i8", "<u8", "<u4")]]
     ids, packs, offsets, lengths = (np.concatenate(column) for column in zip(*columns, strict=True))
+    wrong = _misstated(state, in_force, packs, lengths) & known
+    ids, packs, offsets, lengths = _corrected(opened, state, [ids, packs, offsets, lengths], wrong)
     rows = in_force[packs]
     ids, packs, offsets, lengths = ids[rows], packs[rows], offsets[rows], lengths[rows]
     words = first_words(np.frombuffer(ids.tobytes(), np.uint8))
@@ -176,6 +179,33 @@ def stored_in(
     return Stored(ids, words, packs, offsets, lengths, best, unknown)
 
 
+def _corrected(opened: OpenStore, state: State, columns: list[Array], wrong: set[int]) -> list[Array]:
+    """Places, those in some packs as the footers say, wherever these can be read."""
+    for number in sorted(wrong):
+        try:
+            chunks = read_footer(opened.backend, state.pack(number).name, opened.secrets.k_index, opened.store)
+        except (IntegrityError, ObjectNotFound):
+            continue
+        found = _columns_of([(chunk.id, Location(number, chunk.offset, chunk.length)) for chunk in chunks])
+        others = columns[1] != number
+        columns = [np.concatenate((old[others], new)) for old, new in zip(columns, found, strict=True)]
+    return columns
+
+
+def _misstated(state: State, in_force: Array, packs: Array, lengths: Array) -> set[int]:
+    """Packs of which their index piece lists more or less than fills them: whatever wrote it has erred."""
+    listed = packs_of_chunks(np.bincount(packs, lengths, state.pack_count), np.bincount(packs, None, state.pack_count))
+    return {
+        number for number in range(state.pack_count) if in_force[number] and state.pack(number).size != listed[number]
+    }
+
+
+def packs_of_chunks(stored_bytes: Array, chunks: Array) -> Array:
+    """Sizes of packs that hold so many bytes in so many sealed chunks."""
+    sizes: Array = stored_bytes.astype(np.int64) + chunks * RECORD_BYTES + PACK_OVERHEAD_BYTES
+    return sizes
+
+
 def _columns(opened: OpenStore, state: State, piece: Piece) -> tuple[list[Array], bool]:
     """What a piece says, in the state's pack numbers, or failing that the footers; and whether nothing is lacking."""
     try:
@@ -185,9 +215,13 @@ def _columns(opened: OpenStore, state: State, piece: Piece) -> tuple[list[Array]
         return [ids, packs.astype(np.int64) + piece.first, offsets, lengths], True
     except (IntegrityError, ObjectNotFound):
         found, complete = locations_of(opened, state, piece)
+    return _columns_of(found), complete
+
+
+def _columns_of(found: list[tuple[ContentId, Location]]) -> list[Array]:
     return [
         np.array([identifier for identifier, _ in found], "S32"),
         np.array([at.pack for _, at in found], np.int64),
         np.array([at.offset for _, at in found], np.uint64),
         np.array([at.length for _, at in found], np.uint32),
-    ], complete
+    ]

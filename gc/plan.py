@@ -5,19 +5,21 @@ brought up to date whenever the log has grown by an entry that makes something l
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from cairn.core.errors import ObjectNotFound
 from cairn.core.limits import GC_OBJECTS_PER_ROUND, GC_PACKS_PER_ROUND, GC_REPACK_BYTES_PER_ROUND, GC_UNUSED_FRACTION
 from cairn.gc.counted import Counted
-from cairn.gc.liveness import Array, Needed, Stored, stored_in
+from cairn.gc.liveness import Array, Needed, Stored, packs_of_chunks, stored_in
 from cairn.gc.observe import Observed
 from cairn.gc.roots import all_roots, packs_in_force
 from cairn.registry.opened import OpenStore
 from cairn.registry.registry import Registry
 from cairn.registry.state import BINARY_NAME_BYTES, OBJECT_KINDS, State, named_keys, objects_of, pack_key
-from cairn.store.pack import PACK_OVERHEAD_BYTES, RECORD_BYTES
+from cairn.store.index import PackRef
 
 _DELETED = tuple[bytes, bytes]
 
@@ -92,16 +94,22 @@ def make_plan(
     dropped = set(drops)
     roots = all_roots(state, dropped)
     needed = Needed(counted.count(roots), (root.state.reachability.name for root in roots))
-    missing = [
-        number for number in packs_in_force(state)
-        if observed.objects.get(pack_key(state.pack(number))) != state.pack(number).size
-    ]  # fmt: skip
+    missing = [number for number in packs_in_force(state) if not _is_there(opened, observed, state.pack(number))]
     stored = stored_in(opened, state, missing, registry.cache.bad_places())
     fence = any(seen.dead and seen.epoch >= state.floor for seen in observed.sessions)
     plan = Plan(state.length, state.epoch, fence, sorted(dropped), damaged=missing)
     _choose_packs(plan, state, stored, needed, unused, repack_bytes)
     _choose_objects(plan, observed)
     return plan, Marked(needed, stored)
+
+
+def _is_there(opened: OpenStore, observed: Observed, pack: PackRef) -> bool:
+    """Whether a pack is there at its full size; what a commit brought after the listing is asked for by itself."""
+    size = observed.objects.get(pack_key(pack))
+    if size is None:
+        with suppress(ObjectNotFound):
+            size = opened.backend.size(pack.name)
+    return size == pack.size
 
 
 def _choose_packs(plan: Plan, state: State, stored: Stored, needed: Needed, unused: float, repack_bytes: int) -> None:
@@ -136,7 +144,7 @@ def live_bytes(state: State, stored: Stored, needed: Needed) -> tuple[Array, Arr
     rows = stored.needed_rows(needed)
     live = np.bincount(stored.packs[rows], stored.lengths[rows], state.pack_count).astype(np.int64)
     chunks = np.bincount(stored.packs[rows], minlength=state.pack_count)
-    return live, live + chunks * RECORD_BYTES + PACK_OVERHEAD_BYTES
+    return live, packs_of_chunks(live, chunks)
 
 
 def _choose_objects(plan: Plan, observed: Observed) -> None:

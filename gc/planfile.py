@@ -9,7 +9,7 @@ import msgspec
 from cairn.core.errors import BadInput, PlanVoid, StorageError
 from cairn.core.ids import StoreId
 from cairn.gc.plan import Plan
-from cairn.registry.numbers import numbers_of, ranges
+from cairn.registry.numbers import are_ranges, numbers_of, ranges
 from cairn.registry.state import State, name_of_key
 
 _KIND = "cairn-gc-plan/1"
@@ -56,7 +56,7 @@ def read_plan(path: Path, store: StoreId, state: State) -> Plan:
     """Read a plan for this store.
 
     Raises:
-        BadInput: it is no such file, or another store's.
+        BadInput: it is no such file, another store's, or names packs that the store never had.
         PlanVoid: it is of another collection epoch.
     """
     try:
@@ -65,11 +65,15 @@ def read_plan(path: Path, store: StoreId, state: State) -> Plan:
         drops = [(bytes.fromhex(model), bytes.fromhex(checkpoint)) for model, checkpoint in file.drop]
         for key in objects:
             name_of_key(key)
+        if not all(are_ranges(tuple(given), state.pack_count) for given in (file.condemn_packs, file.repack_packs)):
+            raise ValueError("packs that are none")
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, ValueError, IndexError):
         raise BadInput(f"{path} is not a collection plan", hint="'cairn gc plan -o FILE' writes one") from None
-    if file.kind != _KIND or file.store != store.hex():
+    if file.kind != _KIND:
+        raise BadInput(f"{path} is of kind {file.kind[:32]!r}, not {_KIND!r}", hint="make a new plan")
+    if file.store != store.hex():
         raise BadInput(f"{path} is a plan for store {file.store[:32]}, not for {store.hex()}")
     if file.epoch != state.epoch:
         raise PlanVoid(f"{path} was made in another collection epoch; nothing was changed", hint="plan again")

@@ -26,7 +26,7 @@ class PackDirectories:
         flawed: packs that are missing, short, or damaged at their ends; with the ids that they are said to hold, or
             None where nothing says it.
         short: those of them of which a collector sees without reading that they are.
-        bad_pieces: index pieces that cannot be read.
+        bad_pieces: index pieces that cannot be read, or say other things than the footers.
     """
 
     def __init__(self, opened: OpenStore, state: State, sizes: dict[str, int], findings: Findings) -> None:
@@ -95,6 +95,8 @@ class PackDirectories:
         if by_footer is not None and by_piece is not None and piece and set(by_footer) != set(by_piece):
             what = f"it lists other chunks than the footer of pack {pack.name}"
             self._findings.add(piece.object.object_name("index"), what)
+            if piece not in self.bad_pieces:
+                self.bad_pieces.append(piece)
         for identifier, at in listed:
             if at.offset + at.length > size:
                 places.note(Damage(identifier, at))

@@ -94,7 +94,7 @@ def uncondemn(state: State, entry: Entry, payload: Uncondemn) -> _Reason:
 def merge_index(state: State, entry: Entry, payload: MergeIndex) -> _Reason:
     key, end = object_key(payload.piece, "index"), min(payload.first + payload.count, state.pack_count + 1)
     replaced = [piece for piece in state.pieces if payload.first <= piece.first < end]
-    if payload.count <= 0 or not replaced:
+    if payload.first < 0 or payload.count <= 0 or not replaced:
         return "it replaces no index piece"
     listed = {number for piece in replaced for number in range(piece.first, piece.first + piece.count)}
     others = set(range(payload.first, end)) ^ listed

@@ -84,12 +84,18 @@ def pinned(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> Iter
     """Protect a checkpoint while it is read; yields False where nothing can be written, and reading is unprotected.
 
     Raises:
-        NotFoundError: the model holds no such checkpoint, or no longer.
+        NotFoundError: the model holds no such checkpoint, or no longer: also when what is read turns out to be missing,
+            and it was deleted meanwhile.
         NotAllowed: nothing can be written, and the store requires that reads are recorded.
     """
     pin = Pin(registry, model, checkpoint)
     try:
         yield pin.held
+    except IntegrityError:
+        with contextlib.suppress(CairnError):
+            registry.refresh()
+        committed(registry, model, checkpoint)
+        raise
     finally:
         pin.release()
 

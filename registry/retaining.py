@@ -81,16 +81,14 @@ def plan_retention(
         raise NotFoundError(f"model {name!r} has no branch {branch!r}", hint=f"'cairn branch {name}' lists them")
     lines = history(registry, model, tip)
     kept = _kept_by_names(registry, model, refs)
-    candidates = [_candidate(line, kept.get(line.id, ())) for line in lines]
-    reasons = kept_by_rules(candidates, rules, now)
+    reasons = _reasons(lines, kept, rules, now)
     if not all(reasons):
         # Asked only if something is to go: it costs a look at the storage.
         for identifier, reason in _newest_whole(registry, model, refs):
             kept.setdefault(identifier, []).append(reason)
-        candidates = [_candidate(line, kept.get(line.id, ())) for line in lines]
-        reasons = kept_by_rules(candidates, rules, now)
+        reasons = _reasons(lines, kept, rules, now)
     verdicts = [
-        Verdict(one.id.hex(), one.step, one.saved_at, names) for one, names in zip(candidates, reasons, strict=True)
+        Verdict(one.id.hex(), one.meta.step, one.saved_at, names) for one, names in zip(lines, reasons, strict=True)
     ]
     return RetentionPlan(
         registry.opened.store.hex(), model.hex(), branch, state.length, now, _seen(state, model), rules,
@@ -173,8 +171,10 @@ def _kept_by_names(registry: Registry, model: ModelId, refs: list[NamedRef]) -> 
     for ref in refs:
         kept.setdefault(ref.checkpoint, []).append(f"{ref.kind} {ref.name}")
         if ref.kind == BRANCH:
-            for line in islice(walk_history(registry, model, ref.checkpoint), 1, 2):
-                kept.setdefault(line.id, []).append(f"second of {ref.name}")
+            whole = (line for line in walk_history(registry, model, ref.checkpoint) if not line.state.quarantined)
+            for line in islice(whole, 2):
+                if line.id != ref.checkpoint:
+                    kept.setdefault(line.id, []).append(f"second of {ref.name}")
     return kept
 
 
@@ -195,6 +195,15 @@ def _newest_whole(registry: Registry, model: ModelId, refs: list[NamedRef]) -> I
             if whole[one.id]:
                 yield one.id, f"newest whole of {ref.name}"
                 break
+
+
+def _reasons(
+    lines: list[LogLine], kept: dict[CheckpointId, list[str]], rules: Retention, now: int
+) -> list[tuple[str, ...]]:
+    """What keeps each checkpoint of a branch; rules do not count those whose content was given up."""
+    whole = [_candidate(line, kept.get(line.id, ())) for line in lines if not line.state.quarantined]
+    found = dict(zip((one.id for one in whole), kept_by_rules(whole, rules, now), strict=True))
+    return [found.get(line.id, tuple(kept.get(line.id, ()))) for line in lines]
 
 
 def _candidate(line: LogLine, kept_by: Sequence[str]) -> Candidate:

@@ -230,6 +230,7 @@ def test_deleted_packs_between_pieces_may_be_listed(state: State) -> None:
 MERGES = {
     "nothing": ({"first": 0, "count": 0}, "it replaces no index piece"),
     "behind": ({"first": 6, "count": 1}, "it replaces no index piece"),
+    "below": ({"first": -(1 << 20), "count": (1 << 20) + 6}, "it replaces no index piece"),
     "half": ({"first": 0, "count": 5}, "its packs are not those of the index pieces that it replaces"),
     "middle": ({"first": 1, "count": 5}, "its packs are not those of the index pieces that it replaces"),
     "beyond": ({"first": 0, "count": 7}, "its packs are not those of the index pieces that it replaces"),

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from cairn.cli import memo
 from tests.cli.conftest import Shell
 from tests.cli.test_members import identity_of, other_user
+from tests.cli.test_memo import Settle, commit
 from tests.support.trees import write_files
 
 
@@ -50,7 +52,9 @@ def test_a_tree_up_and_down(shell: Shell, ids: dict[str, str]) -> None:
         f"   {short['chat']}  chat  (merge)",
     ]
     shell("commit", tree(shell, "small"), "small", "--parent", "chat", "--relation", "quantize")
-    assert sum("(see above)" in line for line in shell("lineage", "llama@step:1", "--down").splitlines()) == 1
+    down = shell("lineage", "llama@step:1", "--down").splitlines()
+    assert down[3].endswith("  small  (quantize)") and down[-1].endswith("  chat  (merge)  (see above)")
+    assert len(down) == 6
     assert len(shell("lineage", "chat", "--depth", "1").splitlines()) == 3
     assert "exclude" in shell("lineage", "chat", "--up", "--down", code=2)
     shell("lineage", "nothing", code=5)
@@ -113,12 +117,16 @@ def test_parents_are_declared_with_their_relations(shell: Shell, ids: dict[str, 
     shell("commit", here, "other", "--parent", "nothing", "--relation", "merge", code=5)
 
 
-def test_no_answer_is_remembered_that_a_moved_parent_makes_wrong(shell: Shell, settle: Any) -> None:
+def test_no_answer_is_remembered_that_a_moved_parent_makes_wrong(
+    shell: Shell, settle: Settle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settle(shell.files)
-    again = ("commit", str(shell.files), "llama", "--json")
-    shell(*again)
-    declared = (*again, "--parent", "llama", "--relation", "distill")
-    first, second = (json.loads(shell(*declared)) for _ in range(2))
-    assert first["created"] and second["created"]
-    parents = shell.json("show", "llama")["parents"]
-    assert {parent["checkpoint"] for parent in parents} == {first["checkpoint"]}
+    plain = ["commit", str(shell.files), "llama", "--json"]
+    commit(shell, plain, monkeypatch)
+    assert memo.recall(plain) == 0
+    declared = [*plain, "--parent", "llama", "--relation", "distill"]
+    commit(shell, declared, monkeypatch)
+    tip = shell.json("log", "llama")[0]["checkpoint"]
+    assert memo.recall(declared) is None
+    assert json.loads(shell(*declared))["created"]
+    assert {parent["checkpoint"] for parent in shell.json("show", "llama")["parents"]} == {tip}

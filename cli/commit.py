@@ -11,10 +11,12 @@ from cairn.cli import memo
 from cairn.cli.opening import PlainPath, open_registry, store_options
 from cairn.cli.output import count, emit, json_text, note, safe, size
 from cairn.cli.progress import ProgressBar
-from cairn.core.errors import StorageError
+from cairn.core.errors import StorageError, UsageError
 from cairn.core.ids import short
+from cairn.manifests.relations import DECLARED
 
 if TYPE_CHECKING:
+    from cairn.registry.lineage import DeclaredParent
     from cairn.registry.registry import Registry
     from cairn.workspace.commit import CommitResult
 
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
 @click.option(
     "--metric", "metrics", multiple=True, metavar="NAME=VALUE", help="A number that it is told by; repeatable."
 )
+@click.option("--parent", "parents", multiple=True, metavar="MODEL[@REF]", help="What it was made from; repeatable.")
+@click.option(
+    "--relation", "relations", multiple=True, type=click.Choice(DECLARED),
+    help="How it was made from the parent: one for each --parent in order, or one for all.",
+)  # fmt: skip
 @click.option("--opaque", is_flag=True, help="Keep all files as plain bytes; parse none.")
 @click.option("--always", is_flag=True, help="Make a checkpoint even if nothing changed since the last one.")
 @click.option(
@@ -41,6 +48,8 @@ def command(
     step: int | None,
     message: str,
     metrics: tuple[str, ...],
+    parents: tuple[str, ...],
+    relations: tuple[str, ...],
     opaque: bool,
     always: bool,
     codec: str,
@@ -59,8 +68,8 @@ def command(
     from cairn.workspace.commit import CommitOptions, commit
 
     selector = parse_selector(model)
-    named = dict(map(parse_metric, metrics))
-    options = CommitOptions(selector.revision, step, message, opaque, always, CodecPolicy(codec), named)
+    named, made_from = dict(map(parse_metric, metrics)), _declared(parents, relations)
+    options = CommitOptions(selector.revision, step, message, opaque, always, CodecPolicy(codec), named, made_from)
     form = "json" if as_json else "id" if quiet else "text"
     with open_registry() as registry, ProgressBar(quiet or as_json) as progress:
         result = commit(registry, path, selector.model, options, progress)
@@ -71,8 +80,22 @@ def command(
     except OSError as error:
         done = f"committed as {result.checkpoint.hex()}"
         raise StorageError(f"{done}, but that cannot be printed: {error.strerror}") from None
-    if not always and not result.warnings:
+    # What a parent's selector means may change by this very commit.
+    if not always and not result.warnings and not parents:
         _remember(registry, path, result, _text(result.unchanged(), model, form) + "\n")
+
+
+def _declared(parents: tuple[str, ...], relations: tuple[str, ...]) -> "tuple[DeclaredParent, ...]":
+    from cairn.registry.lineage import DeclaredParent
+
+    if len(relations) == 1 and parents:
+        relations *= len(parents)
+    if len(parents) != len(relations):
+        raise UsageError(
+            f"{count(len(parents), '--parent')} and {count(len(relations), '--relation')} do not fit together",
+            hint="give one --relation for each --parent, in order, or one for all",
+        )
+    return tuple(map(DeclaredParent, parents, relations))
 
 
 def _remember(registry: "Registry", path: Path, result: "CommitResult", out: str) -> None:

@@ -159,6 +159,12 @@ GRACE_SECONDS_MAX = 100 * 365 * 86_400
 # Numbers that one checkpoint is told by, and the length of their names: a log entry holds them all.
 METRICS_MAX = 64
 METRIC_NAME_CHARS_MAX = 64
+
+# --- Lineage ----------------------------------------------------------------------------------
+# Parents that one commit declares: the largest merges of published models take a few dozen.
+LINEAGE_PARENTS_MAX = 64
+# Checkpoints that one walk shows: about 2 MB of text.
+LINEAGE_CHECKPOINTS_MAX = 10_000
 # A plan of retention lists some 200 bytes for each of a million checkpoints at most.
 PLAN_BYTES_MAX = 256 * MIB
 # A retention that finds its model changed by others between plan and entry so many times in a row gives up.

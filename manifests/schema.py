@@ -186,7 +186,7 @@ class ComponentRoot(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Parent(msgspec.Struct, frozen=True):
-    """Lineage: what this checkpoint was made from, and how (`continue`, `fork`, ...)."""
+    """Lineage: what this checkpoint was made from, and how (see `relations.py`)."""
 
     relation: str
     checkpoint: bytes

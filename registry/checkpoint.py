@@ -72,18 +72,7 @@ class CheckpointManifest:
         self._registry, self._opened = registry, registry.opened
         self.what = f"checkpoint {short(checkpoint)}"
         self.state = committed(registry, model, checkpoint)
-        opened = self._opened
-        sealed = read_object(opened, self.state.body, "body")
-        plain = open_object(opened.secrets.k_ckpt, opened.store, ObjectKind.BODY, sealed, f"body of {self.what}")
-        if checkpoint_id(opened.secrets.k_ckpt, plain) != checkpoint:
-            raise IntegrityError(f"the body of {self.what} is another checkpoint's")
-        self.body = decode(plain, Body, f"body of {self.what}")
-        if self.body.model != model or self.body.rule != RULE:
-            raise IntegrityError(f"the body of {self.what} belongs to another model, or uses an unknown tiling rule")
-        if {(c.component, c.generation, c.hash) for c in self.body.components} != {
-            (r.component, r.generation, r.object.hash) for r in self.state.roots
-        }:
-            raise IntegrityError(f"the body of {self.what} names other component roots than its commit")
+        self.body = read_body(registry, model, checkpoint, self.state)
         lacking = self._not_granted() if readable_only else []
         self.hidden = lacking if len(lacking) < len(self.state.roots) else []
 
@@ -352,6 +341,28 @@ def committed(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> C
     if state is None or checkpoint not in state.checkpoints:
         raise NotFoundError(f"model {model.hex()} has no checkpoint {checkpoint.hex()}")
     return state.checkpoints[checkpoint]
+
+
+def read_body(registry: Registry, model: ModelId, checkpoint: CheckpointId, state: Checkpoint) -> Body:
+    """The body of a checkpoint, which may be deleted as long as it can be restored.
+
+    Raises:
+        IntegrityError: it is missing, damaged, or not the one that the id speaks for.
+        NotAllowed: this user may read no manifest.
+    """
+    opened, what = registry.opened, f"checkpoint {short(checkpoint)}"
+    sealed = read_object(opened, state.body, "body")
+    plain = open_object(opened.secrets.k_ckpt, opened.store, ObjectKind.BODY, sealed, f"body of {what}")
+    if checkpoint_id(opened.secrets.k_ckpt, plain) != checkpoint:
+        raise IntegrityError(f"the body of {what} is another checkpoint's")
+    body = decode(plain, Body, f"body of {what}")
+    if body.model != model or body.rule != RULE:
+        raise IntegrityError(f"the body of {what} belongs to another model, or uses an unknown tiling rule")
+    if {(c.component, c.generation, c.hash) for c in body.components} != {
+        (r.component, r.generation, r.object.hash) for r in state.roots
+    }:
+        raise IntegrityError(f"the body of {what} names other component roots than its commit")
+    return body
 
 
 def checkpoint_id(k_ckpt: bytes, body: bytes) -> CheckpointId:

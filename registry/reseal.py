@@ -14,6 +14,7 @@ from cairn.core.ids import CheckpointId, Digest, ModelId
 from cairn.core.limits import CHUNK_BYTES_MAX, PACK_BYTES_TARGET, TRANSFERS_AT_ONCE
 from cairn.core.pool import Pool, threads_within_budget
 from cairn.core.progress import Progress
+from cairn.manifests.relations import CONTINUE, RESEAL
 from cairn.manifests.schema import ComponentRoot, FileEntry, Literal, Parent, Region, TensorEntry, ValueEntry
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.contents import contents
@@ -28,7 +29,6 @@ from cairn.store.crypto.tenant import ContentType
 from cairn.store.fills import fill_of
 from cairn.store.written import WriteCounts
 
-RELATION = "reseal"
 _New = Callable[[bytes], bytes]
 _WORKER_BYTES = PACK_BYTES_TARGET + 2 * CHUNK_BYTES_MAX
 
@@ -69,8 +69,8 @@ def reseal(
             for component in manifest.components:
                 components[component] = _component(manifest, component, pages, digests)
         progress.stage("publish")
-        parents = [Parent(RELATION, manifest.id)]
-        parents += [Parent("continue", before)] if before else []
+        parents = [Parent(RESEAL, manifest.id)]
+        parents += [Parent(CONTINUE, before)] if before else []
         meta = open_meta(source, manifest.model, manifest.state)
         meta = msgspec.structs.replace(meta, saved_at=saved_at(manifest.state, meta))
         draft = Draft(

@@ -12,15 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.errors import (
-    BadName,
-    ConflictError,
-    IntegrityError,
-    NotAllowed,
-    NotFoundError,
-    RefMoved,
-    UsageError,
-)
+from cairn.core.errors import BadName, ConflictError, IntegrityError, NotAllowed, NotFoundError, RefMoved, UsageError
 from cairn.core.ids import CheckpointId, ContentId, ModelId
 from cairn.core.limits import MESSAGE_BYTES_MAX, PACK_BYTES_TARGET, STEP_MAX
 from cairn.core.pool import Pool, threads_within_budget
@@ -32,6 +24,7 @@ from cairn.manifests.schema import ComponentRoot, FileEntry, Parent, TensorEntry
 from cairn.registry.checkpoint import CheckpointManifest, split_digests
 from cairn.registry.fold import TAG
 from cairn.registry.fullness import telling_usage
+from cairn.registry.lineage import DeclaredParent, declared_parents, parents_with
 from cairn.registry.location import FOLDER
 from cairn.registry.manifestwriter import ManifestWriter
 from cairn.registry.metrics import checked_metrics
@@ -76,6 +69,7 @@ class CommitOptions(msgspec.Struct, frozen=True):
         opaque: keep all files as plain bytes, parse nothing.
         always: make a checkpoint even if the branch's tip has the same content, step, message and metrics.
         metrics: numbers that the checkpoint is told by; checked when it is committed.
+        parents: what it was made from, beside the branch's tip.
     """
 
     branch: str = MAIN
@@ -85,6 +79,7 @@ class CommitOptions(msgspec.Struct, frozen=True):
     always: bool = False
     codec: CodecPolicy = CodecPolicy.RAW
     metrics: dict[str, float] = {}
+    parents: tuple[DeclaredParent, ...] = ()
 
 
 class CommitResult(Shown, frozen=True):
@@ -177,10 +172,12 @@ class _Commit:
     states: list[FoundState] = field(default_factory=list)
     held: StateEntries = field(default_factory=StateEntries)
     manifest: WriteCounts = field(default_factory=WriteCounts)
+    declared: tuple[Parent, ...] = ()
 
     def run(self) -> CommitResult:
         registry = self.registry
         registry.refresh()
+        self.declared = declared_parents(registry, self.options.parents)
         model = self._existing_model()
         expected = None
         if model is not None:
@@ -204,10 +201,9 @@ class _Commit:
             self.progress.stage("publish")
             for record in self.records.values():
                 reachable.update(self._ids(record))
-            parents = (Parent("continue", expected),) if expected is not None else ()
             draft = Draft(
-                model, self.options.branch, expected, components, reachable, parents, meta,
-                self.save.written,
+                model, self.options.branch, expected, components, reachable,
+                parents_with(self.declared, expected), meta, self.save.written,
             )  # fmt: skip
             checkpoint = publish(registry, session, draft)
         self._remember(tree, model)
@@ -349,6 +345,7 @@ class _Commit:
             manifest = CheckpointManifest(self.registry, model, tip)
             found = open_meta(self.registry, model, manifest.state)
             told = (found.message, found.step, found.metrics) == (meta.message, meta.step, meta.metrics)
+            told = told and set(self.declared) <= set(manifest.body.parents)
             if not told or set(manifest.components) != set(components):
                 return False
             return all(manifest.root(component) == root for component, root in components.items())

@@ -198,8 +198,12 @@ def test_a_disk_that_is_full_is_named_and_once_there_is_space_the_rerun_complete
 
     number = 0
     for number, world, error in trial.points(full):
-        assert isinstance(error, StorageFull | SaveFailed), f"call {number}: {error!r}"
-        assert isinstance(error, CairnError) and "cannot create" in error.message
+        if error is None:
+            # All that there was no room for is the record of a read, which is of best effort; the work itself is done.
+            trial.check_done(world)
+        else:
+            assert isinstance(error, StorageFull | SaveFailed), f"call {number}: {error!r}"
+            assert isinstance(error, CairnError) and "cannot create" in error.message
         trial.check_twice(world, number)
     count_points(record_property, trial.operation.name, number)
 

@@ -1,0 +1,237 @@
+"""Lineage: what a checkpoint was made from, and what was made from it, across all models of a store.
+
+Parents stand in the body. Of a checkpoint whose body is gone or damaged the log still tells what its branch pointed to
+before. Whoever may read manifests sees all of it; names and steps are the models' own (see `models.py`).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from operator import attrgetter
+
+import msgspec
+
+from cairn.core.errors import GoneError, IntegrityError, UsageError
+from cairn.core.ids import CheckpointId, ModelId
+from cairn.core.limits import LINEAGE_CHECKPOINTS_MAX, LINEAGE_PARENTS_MAX, TRANSFERS_AT_ONCE
+from cairn.core.pool import Pool
+from cairn.manifests.relations import CONTINUE, check_declared
+from cairn.manifests.schema import Parent
+from cairn.registry.checkpoint import read_body
+from cairn.registry.registry import Registry
+from cairn.registry.selectors import resolve, resolve_deleted
+from cairn.registry.state import Checkpoint, Gone, State
+
+# Below so many bodies, threads cost more than they save.
+_FEW = 4
+
+
+class DeclaredParent(msgspec.Struct, frozen=True):
+    """A parent as whoever commits names it: a selector of the same store, and one of `relations.DECLARED`."""
+
+    selector: str
+    relation: str
+
+
+class Standing(StrEnum):
+    """How a store stands to a checkpoint of a lineage: unknown is one that it never had."""
+
+    HERE = "here"
+    DELETED = "deleted"
+    UNREADABLE = "unreadable"
+    UNKNOWN = "unknown"
+
+
+class Node(msgspec.Struct, frozen=True):
+    """One checkpoint of a lineage; `model` is None if it is unknown, `state` also once it cannot be restored."""
+
+    id: CheckpointId
+    standing: Standing
+    model: ModelId | None = None
+    state: Checkpoint | None = None
+
+
+class Link(msgspec.Struct, frozen=True):
+    """`child` was made from `parent`."""
+
+    child: CheckpointId
+    parent: CheckpointId
+    relation: str
+
+
+class Lineage(msgspec.Struct, frozen=True):
+    """Checkpoints around one, nearest first.
+
+    Args:
+        links: between them, those of the nearest first.
+        complete: nothing was left out for the limit's sake.
+    """
+
+    start: CheckpointId
+    nodes: tuple[Node, ...]
+    links: tuple[Link, ...]
+    complete: bool
+
+
+def declared_parents(registry: Registry, declared: Sequence[DeclaredParent]) -> tuple[Parent, ...]:
+    """What a body says of declared parents; each stands there once.
+
+    Raises:
+        UsageError: a relation is none to declare, or there are too many.
+        NotFoundError: a selector means no checkpoint of this store.
+    """
+    if len(declared) > LINEAGE_PARENTS_MAX:
+        raise UsageError(f"{len(declared)} parents are over the limit of {LINEAGE_PARENTS_MAX}")
+    found = [Parent(check_declared(one.relation), resolve(registry, one.selector)[1]) for one in declared]
+    return tuple(dict.fromkeys(found))
+
+
+def parents_with(declared: tuple[Parent, ...], tip: CheckpointId | None) -> tuple[Parent, ...]:
+    """Parents of a commit: the branch's tip, if it had one, before what is declared."""
+    return (*((Parent(CONTINUE, tip),) if tip is not None else ()), *declared)
+
+
+def resolve_start(registry: Registry, selector: str) -> CheckpointId:
+    """The checkpoint that a selector means; by id also a deleted one.
+
+    Raises:
+        NotFoundError: there is and was none, or the id's digits fit several.
+        UsageError: a deleted one is named by its step.
+    """
+    try:
+        return resolve(registry, selector)[1]
+    except GoneError:
+        return resolve_deleted(registry, selector)[1]
+
+
+def ancestors(registry: Registry, start: CheckpointId, depth: int | None = None) -> Lineage:
+    """What a checkpoint was made from, up to `depth` steps away.
+
+    Raises:
+        NotAllowed: this user may read no manifest.
+    """
+    accounts = _Accounts(registry)
+    return accounts.lineage(start, accounts.links_of, attrgetter("parent"), depth)
+
+
+def descendants(registry: Registry, start: CheckpointId, depth: int | None = None) -> Lineage:
+    """What was made from a checkpoint, up to `depth` steps away; reads the bodies of all checkpoints of the store.
+
+    Raises:
+        NotAllowed: this user may read no manifest.
+    """
+    accounts = _Accounts(registry)
+    below: dict[CheckpointId, list[Link]] = {}
+    for link in accounts.links_of(list(accounts.places)):
+        below.setdefault(link.parent, []).append(link)
+
+    def links_of(level: Sequence[CheckpointId]) -> Iterable[Link]:
+        return (link for one in level for link in below.get(one, ()))
+
+    return accounts.lineage(start, links_of, attrgetter("child"), depth)
+
+
+def spread(
+    start: CheckpointId,
+    links_of: Callable[[Sequence[CheckpointId]], Iterable[Link]],
+    far: Callable[[Link], CheckpointId],
+    depth: int | None,
+    most: int,
+) -> tuple[list[CheckpointId], list[Link], bool]:
+    """Follow links from a checkpoint, level by level; each checkpoint is visited once, wherever links lead back to.
+
+    Args:
+        links_of: links of some checkpoints that lead on.
+        far: the end of a link that it leads to.
+        depth: levels beyond the first; None: all.
+        most: checkpoints.
+
+    Returns:
+        Checkpoints and links in the order of discovery, and whether `most` left none out.
+    """
+    seen, links, level, complete = {start: None}, list[Link](), [start], True
+    while level and depth != 0:
+        depth = None if depth is None else depth - 1
+        further: list[CheckpointId] = []
+        for link in links_of(level):
+            one = far(link)
+            if one not in seen:
+                if len(seen) >= most:
+                    complete = False
+                    continue
+                seen[one] = None
+                further.append(one)
+            links.append(link)
+        level = further
+    return list(seen), links, complete
+
+
+class _Accounts:
+    """What a store tells of its checkpoints' parents.
+
+    Attributes:
+        places: model and state of each checkpoint that is here or was deleted.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self.places = _places(registry.state)
+        self._unreadable: set[CheckpointId] = set()
+
+    def lineage(
+        self,
+        start: CheckpointId,
+        links_of: Callable[[Sequence[CheckpointId]], Iterable[Link]],
+        far: Callable[[Link], CheckpointId],
+        depth: int | None,
+    ) -> Lineage:
+        seen, links, complete = spread(start, links_of, far, depth, LINEAGE_CHECKPOINTS_MAX)
+        return Lineage(start, tuple(map(self._node, seen)), tuple(links), complete)
+
+    def links_of(self, checkpoints: Sequence[CheckpointId]) -> Iterable[Link]:
+        """Links to the parents of some checkpoints, in their order."""
+        found: dict[CheckpointId, tuple[Parent, ...]] = {}
+
+        def work(jobs: Iterable[CheckpointId]) -> None:
+            for one in jobs:
+                found[one] = self._parents(one)
+
+        if len(checkpoints) < _FEW:
+            work(checkpoints)
+        else:
+            Pool[CheckpointId](min(TRANSFERS_AT_ONCE, len(checkpoints)), work).run(checkpoints)
+        for one in checkpoints:
+            for parent in dict.fromkeys(found[one]):
+                yield Link(one, CheckpointId(parent.checkpoint), parent.relation)
+
+    def _parents(self, checkpoint: CheckpointId) -> tuple[Parent, ...]:
+        if checkpoint not in self.places:
+            return ()
+        model, held = self.places[checkpoint]
+        state = _restorable(held)
+        if state is not None:
+            try:
+                return read_body(self._registry, model, checkpoint, state).parents
+            except IntegrityError:
+                self._unreadable.add(checkpoint)
+        return (Parent(CONTINUE, held.parent),) if held.parent is not None else ()
+
+    def _node(self, checkpoint: CheckpointId) -> Node:
+        if checkpoint not in self.places:
+            return Node(checkpoint, Standing.UNKNOWN)
+        model, held = self.places[checkpoint]
+        standing = Standing.DELETED if isinstance(held, Gone) else Standing.HERE
+        if standing is Standing.HERE and checkpoint in self._unreadable:
+            standing = Standing.UNREADABLE
+        return Node(checkpoint, standing, model, _restorable(held))
+
+
+def _places(state: State) -> dict[CheckpointId, tuple[ModelId, Checkpoint | Gone]]:
+    places: dict[CheckpointId, tuple[ModelId, Checkpoint | Gone]] = {}
+    for identifier, model in state.models.items():
+        held: dict[bytes, Checkpoint | Gone] = {**model.gone, **model.checkpoints}
+        places.update((CheckpointId(one), (ModelId(identifier), what)) for one, what in held.items())
+    return places
+
+
+def _restorable(held: Checkpoint | Gone) -> Checkpoint | None:
+    return held if isinstance(held, Checkpoint) else held.checkpoint

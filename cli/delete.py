@@ -1,9 +1,10 @@
-"""`cairn delete`: what was deleted, and bringing it back."""
+"""`cairn delete`: what is to be deleted, what was, and bringing it back."""
 
 from typing import TYPE_CHECKING
 
 import click
 
+from cairn.cli.delete_plan import apply, plan
 from cairn.cli.opening import open_registry, store_options
 from cairn.cli.output import emit, emit_json, table, when
 from cairn.core.ids import short
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 @click.group()
 @store_options
 def command() -> None:
-    """Look at deleted checkpoints, and bring them back."""
+    """Delete checkpoints, branches and tags by name, look at what was deleted, and bring it back."""
+
+
+command.add_command(plan)
+command.add_command(apply)
 
 
 @command.command("restore")

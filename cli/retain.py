@@ -9,9 +9,9 @@ import click
 
 from cairn.cli.opening import PlainPath, open_registry, store_options
 from cairn.cli.output import emit, emit_json, note, safe, table, when
-from cairn.core.errors import DestinationExists, NotFoundError, UsageError
+from cairn.cli.planfiles import read_plan, say_what_is_next, write_plan
+from cairn.core.errors import UsageError
 from cairn.core.ids import short
-from cairn.core.limits import PLAN_BYTES_MAX
 
 if TYPE_CHECKING:
     from cairn.registry.registry import Registry
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _PERIODS = ("hourly", "daily", "weekly", "monthly", "yearly")
+_NO_FILE = "'cairn retain plan MODEL -o FILE' makes one; for a MODEL, name rules such as --last 5"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -73,7 +74,7 @@ def plan(selector: str, output: Path | None, as_json: bool, quiet: bool, **optio
         made = _plan(registry, selector, rules)
     _warn_of_metrics(made, rules)
     if output is not None:
-        _write(made, output)
+        write_plan(made, output, "retain")
     _show(made, as_json, quiet)
 
 
@@ -93,7 +94,7 @@ def apply(target: str, yes: bool, grace: float, as_json: bool, quiet: bool, **op
 
     rules = _rules_of(options)
     with open_registry() as registry:
-        made = decode_plan(_read(target)) if rules is None else _plan(registry, target, rules)
+        made = decode_plan(read_plan(target, _NO_FILE)) if rules is None else _plan(registry, target, rules)
         if rules is not None:
             _warn_of_metrics(made, rules)
         if not yes:
@@ -105,7 +106,7 @@ def apply(target: str, yes: bool, grace: float, as_json: bool, quiet: bool, **op
             made = retain(registry, _model(made), made.branch, rules, grace)
     _show(made, as_json, quiet)
     if made.removed and not quiet:
-        _say_what_is_next(grace)
+        say_what_is_next(grace)
 
 
 def _rules_of(options: dict[str, Any]) -> "Retention | None":
@@ -135,28 +136,6 @@ def _model(made: "RetentionPlan") -> Any:
     return ModelId(bytes.fromhex(made.model))
 
 
-def _read(target: str) -> bytes:
-    try:
-        with Path(target).open("rb") as file:
-            return file.read(PLAN_BYTES_MAX + 1)
-    except OSError as error:
-        raise NotFoundError(
-            f"no plan can be read from {target!r}: {error.strerror}",
-            hint="'cairn retain plan MODEL -o FILE' makes one; for a MODEL, name rules such as --last 5",
-        ) from None
-
-
-def _write(made: "RetentionPlan", output: Path) -> None:
-    from cairn.registry.retaining import encode_plan
-
-    try:
-        with output.open("xb") as file:
-            file.write(encode_plan(made))
-    except FileExistsError:
-        raise DestinationExists(f"{str(output)!r} exists", hint="name another file, or remove it") from None
-    note(f"next: 'cairn retain apply {safe(str(output))} --yes' deletes what would go")
-
-
 def _show(made: "RetentionPlan", as_json: bool, quiet: bool) -> None:
     if quiet:
         for identifier in made.removed:
@@ -184,11 +163,6 @@ def _warn_of_metrics(made: "RetentionPlan", rules: "Retention") -> None:
     for text in rules.best:
         if not any(f"best {text}" in one.kept_by for one in made.verdicts):
             note(f"warning: no checkpoint has the metric of --best {safe(text)}, so it keeps none")
-
-
-def _say_what_is_next(grace: float) -> None:
-    until = f"the first 'cairn gc apply' after {grace:.0f} seconds" if grace else "the next 'cairn gc apply'"
-    note(f"'cairn delete restore MODEL@ID' brings one back until {until}, which frees their space")
 
 
 def _as_json(made: "RetentionPlan") -> dict[str, Any]:

@@ -115,10 +115,7 @@ class Collector:
     def __init__(self, registry: Registry, options: Options | None = None, progress: Progress | None = None) -> None:
         self._registry, self._opened = registry, registry.opened
         self._options, self._progress = options or Options(), progress or Silent()
-        state, home = registry.state, registry.opened.home
-        self._silence = Silence(
-            home.watched_file(self._opened.store), self._opened.clock, state.silence_seconds, state.heartbeat_seconds
-        )
+        self._silence = Silence.of(self._opened, registry.state)
         self._counted = Counted(self._opened)
         self._sizes: dict[bytes, int] = {}
         self.done = Collected()

@@ -24,9 +24,7 @@ def examine(registry: Registry) -> list[Remark]:
     """Everything that a doctor says of a store that opens."""
     state = registry.refresh().copy()
     opened = registry.opened
-    silence = Silence(
-        opened.home.watched_file(opened.store), opened.clock, state.silence_seconds, state.heartbeat_seconds
-    )
+    silence = Silence.of(opened, state)
     sessions = list_sessions(opened, silence)
     silence.keep()
     return [

@@ -13,6 +13,8 @@ from pathlib import Path
 from cairn.core.clock import Clock
 from cairn.core.process import ProcessMark, is_known_dead, this_machine
 from cairn.registry.heartbeat import BEAT
+from cairn.registry.opened import OpenStore
+from cairn.registry.state import State
 
 # One that cannot be read is an upload that broke off, unless it beats: so many beats are waited for.
 _BEATS_OF_UNREADABLE = 4
@@ -39,6 +41,12 @@ class Silence:
                 self._seen = {str(stem): (int(beat), float(at)) for stem, (beat, at) in noted["seen"].items()}
         now = clock.monotonic()
         self._seen = {stem: (beat, at) for stem, (beat, at) in self._seen.items() if at <= now}
+
+    @classmethod
+    def of(cls, opened: OpenStore, state: State) -> "Silence":
+        """The watch over a store, with its times."""
+        notes = opened.home.watched_file(opened.store)
+        return cls(notes, opened.clock, state.silence_seconds, state.heartbeat_seconds)
 
     def look(self, folder: str, stems: Iterable[str], names: Iterable[str]) -> None:
         """Take in which beats there are now, and forget what is there no more.

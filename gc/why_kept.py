@@ -44,12 +44,7 @@ class _Kept:
     def __init__(self, registry: Registry) -> None:
         self._registry, self._opened = registry, registry.opened
         self._state: State = registry.refresh()
-        self._silence = Silence(
-            self._opened.home.watched_file(self._opened.store),
-            self._opened.clock,
-            self._state.silence_seconds,
-            self._state.heartbeat_seconds,
-        )
+        self._silence = Silence.of(self._opened, self._state)
 
     def reasons(self, subject: Subject) -> Iterator[Reason]:
         if subject.checkpoint:

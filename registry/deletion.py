@@ -22,6 +22,12 @@ class _NothingToDo(Exception):
     """Another writer has done it meanwhile."""
 
 
+def check_grace(seconds: float) -> None:
+    """Raise `UsageError` unless deleted checkpoints can be kept restorable for so long."""
+    if not (isfinite(seconds) and 0 <= seconds <= GRACE_SECONDS_MAX):
+        raise UsageError(f"a grace of {seconds} seconds", hint=f"name a number from 0 to {GRACE_SECONDS_MAX}")
+
+
 def tombstone(
     registry: Registry,
     model: ModelId,
@@ -41,8 +47,7 @@ def tombstone(
         RefusedError: a branch or tag names one of them; nothing was changed.
         GoneError, NotFoundError: one is deleted already, or is none of this model.
     """
-    if not (isfinite(grace_seconds) and 0 <= grace_seconds <= GRACE_SECONDS_MAX):
-        raise UsageError(f"a grace of {grace_seconds} seconds", hint=f"name a number from 0 to {GRACE_SECONDS_MAX}")
+    check_grace(grace_seconds)
 
     def build(state: State) -> Tombstone:
         if check is not None:

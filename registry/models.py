@@ -1,6 +1,6 @@
 """Models and refs by the names that people give them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -150,12 +150,19 @@ def move_ref(
     registry.append(build)
 
 
-def delete_ref(registry: Registry, model: ModelId, name: str, kind: str) -> CheckpointId:
+def delete_ref(
+    registry: Registry, model: ModelId, name: str, kind: str, check: Callable[[State], None] | None = None
+) -> CheckpointId:
     """Remove a branch or tag; returns what it pointed to. The checkpoints stay.
+
+    Args:
+        check: raises if the state is not the one that the choice was made by.
 
     Raises:
         NotFoundError: there is no such branch or tag.
     """
+    if check is not None:
+        check(registry.state)
     tag = ref_tag(registry.opened.secrets.k_log, model, name)
     ref = registry.state.models[model].refs.get(tag)
     if ref is None or ref.kind != kind:
@@ -163,6 +170,8 @@ def delete_ref(registry: Registry, model: ModelId, name: str, kind: str) -> Chec
     expected = CheckpointId(ref.checkpoint)
 
     def build(state: State) -> RefDelete:
+        if check is not None:
+            check(state)
         check_expected(state.models[model], tag, name, expected)
         return RefDelete(model, tag, expected)
 

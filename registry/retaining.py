@@ -8,15 +8,14 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import msgspec
-from blake3 import blake3
 
-from cairn.core.canonical import encode
-from cairn.core.errors import BadInput, NotFoundError, PlanVoid, UsageError
+from cairn.core.errors import NotFoundError, PlanVoid
 from cairn.core.ids import CheckpointId, ModelId
-from cairn.core.limits import PLAN_BYTES_MAX, PLAN_RACES_MAX
+from cairn.core.limits import PLAN_RACES_MAX
 from cairn.registry.deletion import tombstone
 from cairn.registry.fold import BRANCH
 from cairn.registry.models import LogLine, NamedRef, history, list_refs, model_name, walk_history
+from cairn.registry.planfiles import decode_plan_file, fingerprint, model_of_plan
 from cairn.registry.presence import PackPresence, is_whole
 from cairn.registry.registry import Registry
 from cairn.registry.retention import Candidate, Retention, kept_by_rules
@@ -91,7 +90,7 @@ def plan_retention(
         Verdict(one.id.hex(), one.meta.step, one.saved_at, names) for one, names in zip(lines, reasons, strict=True)
     ]
     return RetentionPlan(
-        registry.opened.store.hex(), model.hex(), branch, state.length, now, _seen(state, model), rules,
+        registry.opened.store.hex(), model.hex(), branch, state.length, now, fingerprint(state.models[model]), rules,
         tuple(verdicts),
     )  # fmt: skip
 
@@ -103,14 +102,8 @@ def apply_plan(registry: Registry, plan: RetentionPlan, grace_seconds: float = 0
         PlanVoid: the plan is void, since something changed; nothing was deleted.
         UsageError: it is of another store.
     """
-    state = registry.refresh()
-    model = ModelId(bytes.fromhex(plan.model))
-    if plan.store != registry.opened.store.hex():
-        raise UsageError(
-            f"the plan is of store {plan.store}, this is {registry.opened.store.hex()}", hint="name it with --store"
-        )
-    if model not in state.models:
-        raise NotFoundError(f"the store has no model {plan.model}, which the plan is of", hint="'cairn ls' lists them")
+    registry.refresh()
+    model = model_of_plan(registry, plan.store, plan.model)
     made = plan_retention(registry, model, plan.branch, plan.rules, plan.planned_at)
     if (made.seen, made.verdicts) != (plan.seen, plan.verdicts):
         raise _void(registry, plan)
@@ -138,28 +131,15 @@ def retain(
     raise AssertionError("unreachable")
 
 
-def encode_plan(plan: RetentionPlan) -> bytes:
-    """Canonical JSON."""
-    return msgspec.json.encode(plan, order="sorted") + b"\n"
-
-
 def decode_plan(data: bytes) -> RetentionPlan:
     """Inverse of `encode_plan`.
 
     Raises:
         BadInput: it is no plan of retention.
     """
-    try:
-        if len(data) > PLAN_BYTES_MAX:
-            raise ValueError(f"it is longer than {PLAN_BYTES_MAX} bytes")
-        plan = msgspec.json.decode(data, type=RetentionPlan)
-        if plan.format != _FORMAT:
-            raise ValueError(f"its format is {plan.format[:80]!r}")
-        for text in (plan.model, *(one.checkpoint for one in plan.verdicts)):
-            bytes.fromhex(text)
-    except ValueError as error:
-        raise BadInput(f"this is no plan of retention: {error}", hint="'cairn retain plan -o FILE' makes one") from None
-    return plan
+    return decode_plan_file(
+        data, RetentionPlan, _FORMAT, "retain", lambda plan: (plan.model, *(one.checkpoint for one in plan.verdicts))
+    )
 
 
 # --- what rules do not decide -----------------------------------------------------------------------
@@ -217,17 +197,12 @@ def _execute(registry: Registry, plan: RetentionPlan, grace_seconds: float) -> l
     model, removed = ModelId(bytes.fromhex(plan.model)), plan.removed
 
     def check(state: State) -> None:
-        if _seen(state, model) != plan.seen:
+        if fingerprint(state.models[model]) != plan.seen:
             raise _void(registry, plan)
 
     if removed:
         tombstone(registry, model, removed, CAUSE, grace_seconds, check)
     return removed
-
-
-def _seen(state: State, model: ModelId) -> str:
-    held = state.models[model]
-    return blake3(encode([sorted(held.refs.items()), sorted(held.checkpoints.items())])).hexdigest()
 
 
 def _void(registry: Registry, plan: RetentionPlan) -> PlanVoid:

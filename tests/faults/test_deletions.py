@@ -2,18 +2,20 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cairn.core.errors import GoneError
+from cairn.core.errors import CairnError, GoneError, PlanVoid
+from cairn.registry.deleting import apply_deletion, plan_deletion
 from cairn.registry.deletion import restore, tombstone
 from cairn.registry.registry import Registry
 from cairn.registry.retaining import retain
 from cairn.registry.retention import Retention
-from cairn.store.backends.faults import Crash, Effect, Fail, FaultyBackend, LoseAnswer
+from cairn.store.backends.faults import Crash, Effect, Fail, FaultyBackend, LoseAnswer, Stopped
 from cairn.store.backends.memory import MemoryBackend
 from tests.support.histories import History, drop_due
 from tests.support.stores import Site, checkout_to
@@ -94,3 +96,43 @@ def test_stopped_at_any_call_it_has_happened_or_not_and_the_rerun_completes(
             break
     print(f"{name}: {number - 1} calls")
     assert number > 4 and lost
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=["crash before", "crash after", "answer lost", "refused"])
+def test_a_branch_is_deleted_in_two_entries_and_its_plan_goes_on_from_wherever_it_was_stopped(
+    line: History, tmp_path: Path, fault: Any
+) -> None:
+    line.branch(5, "side")
+    line.commit(7, branch="side")
+    plan = plan_deletion(line.registry, "m@side")
+    assert plan.removed == [line.ids[7]]
+    number, begun = 0, set[tuple[bool, bool]]()
+    while True:
+        number += 1
+        site = copy_of(line.site, tmp_path / f"state-{number}")
+        backend = FaultyBackend(site.backend, [replace(fault, call=number)])
+        with suppress(Stopped, CairnError):
+            apply_deletion(site.registry(backend, cold=True), plan)
+        reader = site.registry(cold=True)
+        named, there = state_of(line, reader)
+        begun.add((named, there))
+        assert there or not named, "the name goes first"
+        if there:
+            assert apply_deletion(reader, plan) == plan.removed
+        else:
+            with pytest.raises(PlanVoid):
+                apply_deletion(reader, plan)
+        reader = site.registry(cold=True)
+        assert state_of(line, reader) == (False, False)
+        assert line.steps(reader) == [6, 5, 4, 3, 2, 1]
+        assert restore(reader, line.model, plan.removed) == plan.removed
+        if len(backend.calls) < number:
+            break
+    assert number > 4 and {(True, True), (False, False)} <= begun
+    assert isinstance(fault, LoseAnswer) or (False, True) in begun, "it was stopped between the two as well"
+
+
+def state_of(line: History, registry: Registry) -> tuple[bool, bool]:
+    """Whether `side` is there, and its own checkpoint."""
+    held = registry.state.models[line.model]
+    return len(held.refs) == 2, line.ids[7] in held.checkpoints

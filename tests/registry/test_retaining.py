@@ -15,7 +15,8 @@ from cairn.registry.entries import Verified
 from cairn.registry.fold import BRANCH, TAG
 from cairn.registry.models import move_ref
 from cairn.registry.names import ref_tag
-from cairn.registry.retaining import apply_plan, decode_plan, encode_plan, plan_retention, retain
+from cairn.registry.planfiles import encode_plan
+from cairn.registry.retaining import apply_plan, decode_plan, plan_retention, retain
 from cairn.registry.retention import Retention
 from cairn.registry.state import Ref
 from cairn.store.backends.faults import FaultyBackend

@@ -1,0 +1,46 @@
+"""Reading and writing the files of plans that delete, for `cairn retain` and `cairn delete`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cairn.cli.output import note, safe
+from cairn.core.errors import DestinationExists, NotFoundError
+from cairn.core.limits import PLAN_BYTES_MAX
+
+if TYPE_CHECKING:
+    import msgspec
+
+
+def read_plan(target: str, hint: str) -> bytes:
+    """Bytes of a plan's file, at most one more than a plan may have.
+
+    Raises:
+        NotFoundError: it cannot be read; `hint` says what else could be meant.
+    """
+    try:
+        with Path(target).open("rb") as file:
+            return file.read(PLAN_BYTES_MAX + 1)
+    except OSError as error:
+        raise NotFoundError(f"no plan can be read from {target!r}: {error.strerror}", hint=hint) from None
+
+
+def write_plan(made: "msgspec.Struct", output: Path, command: str) -> None:
+    """Write a plan to a new file, and say which command applies it.
+
+    Raises:
+        DestinationExists: the file exists.
+    """
+    from cairn.registry.planfiles import encode_plan
+
+    try:
+        with output.open("xb") as file:
+            file.write(encode_plan(made))
+    except FileExistsError:
+        raise DestinationExists(f"{str(output)!r} exists", hint="name another file, or remove it") from None
+    note(f"next: 'cairn {command} apply {safe(str(output))} --yes' deletes what would go")
+
+
+def say_what_is_next(grace: float) -> None:
+    """How long what was deleted can be restored."""
+    until = f"the first 'cairn gc apply' after {grace:.0f} seconds" if grace else "the next 'cairn gc apply'"
+    note(f"'cairn delete restore MODEL@ID' brings one back until {until}, which frees their space")

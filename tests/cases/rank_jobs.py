@@ -95,7 +95,7 @@ def train_while_saving(rank: int, ranks: int, store: str) -> dict[str, Any]:
     seen: dict[str, Any] = {"during a save": 0, "sums": []}
     with group(0, rank, ranks), cairn.Checkpointer(store, "together") as checkpointer:
         handles = []
-        bulk = torch.full((12 << 20,), float(rank))
+        bulk = torch.arange(12 << 20, dtype=torch.float32) + rank
         for step in range(4):
             handle = checkpointer.save(step, {"model": Net(seed=step), f"of rank {rank}": bulk + step})
             handles.append(handle)

@@ -71,6 +71,14 @@ def new_site(
     return site
 
 
+def copied(backend: Backend) -> MemoryBackend:
+    """All objects of a backend, in another one."""
+    copy = MemoryBackend()
+    for listed in backend.list():
+        copy.create(listed.name, [backend.read(listed.name)])
+    return copy
+
+
 def commit_tree(registry: Registry, path: Path, model: str = "m", **options: object) -> CommitResult:
     """Commit with the options that are named."""
     return commit(registry, path, model, CommitOptions(**options))  # type: ignore[arg-type]  # checked by the dataclass

@@ -171,7 +171,7 @@ class Survey:
                 close_environments()
                 shutil.rmtree(place)
 
-    def look_at(self, name: str, place: Path, marks: list[object], survives: bool) -> Site | None:
+    def look_at(self, name: str, place: Path, marks: list[Any], survives: bool) -> Site | None:
         """Look at a store, as the user who lived on or as somebody new; None if there is none."""
         done = [mark for mark in marks if isinstance(mark, Done) and mark.store == name]
         home = KeyHome(place / "disk" / "data", place / f"state-{survives}", place / f"cache-{survives}")
@@ -180,7 +180,7 @@ class Survey:
             shutil.rmtree(home.state / "heads")
             for mark in marks:
                 if not isinstance(mark, Done):
-                    home.remember_head(*mark)  # type: ignore[misc]  # as `remembered` marks it
+                    home.remember_head(*mark)
         site = Site(PosixBackend(place / "disk" / name), home, KeySource(), HeldClock(), SeededEntropy(99))
         sight = see(site, self.machine.holds, place / "out")
         if sight is None:
@@ -311,7 +311,7 @@ def test_what_is_left_out_is_caught(survey: Callable[..., Survey], kind: type[Re
     print(f"caught: {caught.value!r}"[:200])
 
 
-def left(layer: RecordedOs) -> Iterator[tuple[list[object], Tree]]:
+def left(layer: RecordedOs) -> Iterator[tuple[list[Any], Tree]]:
     """What each cut may leave."""
     for disk in cuts(layer.notes):
         for tree in disk.trees(random.Random(0), 1000):
@@ -326,7 +326,7 @@ def test_of_a_file_that_is_replaced_one_of_the_two_is_left(tmp_path: Path, monke
     for text in (b"one", b"two"):
         localfiles.replace_file(path, text)
         layer.mark(text)
-    found = {(bytes(marks[-1]) if marks else None, tree.get("below/file")) for marks, tree in left(layer)}  # type: ignore[call-overload]  # texts
+    found = {(marks[-1] if marks else None, tree.get("below/file")) for marks, tree in left(layer)}
     assert found == {(None, None), (None, b"one"), (b"one", b"one"), (b"one", b"two"), (b"two", b"two")}
 
 

@@ -1,5 +1,6 @@
 """How much a scrub reads, in which order, and how it goes on where it was stopped; beside a collector too."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -183,11 +184,11 @@ class _Collecting(FaultyBackend):
         super().__init__(site.backend)
         self._site, self._at, self._left = site, at, 1
 
-    def list(self, prefix: str = "") -> "list[Listed]":  # type: ignore[override]  # a list is an iterator's worth
+    def list(self, prefix: str = "") -> "Iterator[Listed]":
         found = list(super().list(prefix))
         if prefix == "objects":
             self._collect("list")
-        return found
+        return iter(found)
 
     def read_into(self, name: str, offset: int, target: Any) -> int:
         self._collect("read_into")

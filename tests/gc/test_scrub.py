@@ -198,7 +198,7 @@ def test_a_piece_that_lacks_an_id_is_found(site: Site, tmp_path: Path, monkeypat
 
 
 def test_a_chunk_that_belies_its_digest_is_found(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = chunkstore.seal_into
+    honest: Any = chunkstore.seal_into
 
     def lying(*arguments: Any) -> int:
         *before, encoded, target, entropy = arguments

@@ -124,8 +124,8 @@ def test_both_readers_find_the_same_places(registry: Registry, store: Store) -> 
         for one, places in store.content.places.items()
         for pack, offset, length in places
     }
-    for identifier in store.content.places:
-        assert registry.chunks().index.locations(ContentId(identifier))
+    for chunk in store.content.places:
+        assert registry.chunks().index.locations(ContentId(chunk))
 
 
 def test_both_readers_find_every_checkpoint_bit_for_bit(registry: Registry, store: Store, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -121,7 +122,7 @@ class Writer:
         joined = b"".join(sorted(chosen))
         return joined[:-1] if self._rarely() else joined
 
-    def _upload(self, n: int) -> dict[str, object]:
+    def _upload(self, n: int) -> dict[str, Any]:
         epoch, count = self._epoch(), self._dice.randrange(3)
         session, began = self._session(), self._state.epochs.get(epoch, 0)
         names = {session + named("pack", self._dice.randrange(1000), 12) for _ in range(count)}
@@ -159,13 +160,13 @@ class Writer:
             roots=(RootRef(4, 0, self._object("root")),), reachability=self._object("reach"), ref=change, meta=b"",
             run_epoch=1 if self._rarely() else None, envelope=envelope, partial=self._rarely(),
             parent=self._checkpoint() if self._rarely() else None,
-        )  # type: ignore[arg-type]  # fmt: skip  # the upload's fields come as one
+        )  # fmt: skip
 
     def _supply(self, n: int) -> Supply:
         return Supply(
             **self._upload(n), model=self._one_model(), checkpoint=self._checkpoint(),
             reachability=self._object("reach"), partial=self._rarely(),
-        )  # type: ignore[arg-type]  # fmt: skip  # as above
+        )  # fmt: skip
 
     def _run(self, n: int) -> RunOpen:
         return RunOpen(self._one_model(), self._tag(), self._dice.randint(1, 2))
@@ -191,7 +192,7 @@ class Writer:
         }  # fmt: skip
         upload["relied"] = upload["relied"] if self._rarely() else ()
         marked = self._dice.randint(0, n + 1) if self._rarely() else n
-        return Condemn(**upload, marked=marked, condemned=self._some(good), objects=self._keys(leftovers))  # type: ignore[arg-type]  # as above
+        return Condemn(**upload, marked=marked, condemned=self._some(good), objects=self._keys(leftovers))
 
     def _floor(self, n: int) -> Floor:
         return Floor(self._dice.randint(0, self._state.epoch + self._rarely()))

@@ -148,7 +148,7 @@ class Disk:
     def __init__(self, notes: Sequence[Note]) -> None:
         self.after_mark = bool(notes) and notes[-1].kind == "mark"
         self._nodes = {0: _Node(True)}
-        self.marks: list[object] = []
+        self.marks: list[Any] = []
         for note in notes:
             if note.kind in ("file", "folder"):
                 self._nodes[note.node] = _Node(note.kind == "folder")

@@ -29,17 +29,6 @@ BEHIND = 512
 WAYS = {"by entries": ("bundles", "snapshots"), "by bundles": ("snapshots",), "from a snapshot": ()}
 
 
-class Waiting(CountingBackend):
-    """Counts requests, makes each wait, and refuses to list some folders."""
-
-    def __init__(self, site: Site, hidden: tuple[str, ...], seconds: float) -> None:
-        super().__init__(site.backend)
-        script: list[Fault] = [Fail(op="list", name=folder) for folder in hidden]
-        if seconds:
-            script.append(Delay(seconds=seconds, clock=SystemClock()))
-        self._script, self._matched = tuple(script), [0] * len(script)
-
-
 @dataclass(frozen=True, slots=True)
 class Opening:
     """What one cold opening took."""
@@ -94,8 +83,12 @@ def _compare(folder: Path, entries: int, wait: float, repeats: int) -> None:
 
 
 def _open(site: Site, hidden: tuple[str, ...], wait: float) -> Opening:
+    """Open through a backend that refuses to list some folders and makes each request wait."""
     close_environments()
-    backend = Waiting(site, hidden, wait)
+    script: list[Fault] = [Fail(op="list", name=folder) for folder in hidden]
+    if wait:
+        script.append(Delay(seconds=wait, clock=SystemClock()))
+    backend = CountingBackend(site.backend, script)
     begun, used = time.perf_counter(), time.process_time()
     registry = site.registry(backend, cold=True)
     seconds, used = time.perf_counter() - begun, time.process_time() - used

@@ -1,17 +1,18 @@
 """A backend that counts what is read of it."""
 
 import threading
+from collections.abc import Sequence
 
 from cairn.core.buffers import Buffer
 from cairn.store.backends.contract import Backend
-from cairn.store.backends.faults import FaultyBackend
+from cairn.store.backends.faults import Fault, FaultyBackend
 
 
 class CountingBackend(FaultyBackend):
     """Records calls, and counts the bytes that reads brought. Lends nothing, as storage far away does not."""
 
-    def __init__(self, inner: Backend) -> None:
-        super().__init__(inner)
+    def __init__(self, inner: Backend, script: Sequence[Fault] = ()) -> None:
+        super().__init__(inner, script)
         self.bytes_read = 0
         self._count_lock = threading.Lock()
         self._seen = 0

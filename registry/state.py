@@ -236,7 +236,7 @@ def objects_of(checkpoint: Checkpoint) -> list[bytes]:
     return keys + ([object_key(checkpoint.envelope, "envelope")] if checkpoint.envelope is not None else [])
 
 
-def named_keys(state: "State", dropped: Collection[tuple[bytes, bytes]] = ()) -> set[bytes]:
+def named_keys(state: State, dropped: Collection[tuple[bytes, bytes]] = ()) -> set[bytes]:
     """Keys of all collectable objects that a state needs or still counts: any other is a leftover.
 
     Packs are all that were ever numbered: a number is what condemns those.

@@ -30,7 +30,6 @@ from cairn.registry.session import Session
 from cairn.registry.state import Piece, State
 from cairn.registry.uploads import Uploads
 from cairn.store.chunkstore import ChunkSave
-from cairn.store.crypto.objects import ObjectKind
 from cairn.store.index import encode_piece, pack_table
 
 # Log, roots, pages, pages of pages, chunks: each can become readable by the round before; and twice for collectors.
@@ -161,8 +160,7 @@ class Repair:
         if save is not None:
             plain = encode_piece(save.written.packs, save.written.entries)
             packs = pack_table(plain)
-            k_index = uploads.opened.secrets.k_index
-            pieces = (uploads.seal(k_index, ObjectKind.INDEX_PIECE, plain, "index"),)
+            pieces = (uploads.index_piece(plain),)
         root = fix.root
 
         def build(state: State) -> Supply:
@@ -197,7 +195,7 @@ class Repair:
         plain = rebuild_piece(self._registry.opened, scrub.state, piece, give_up=all_served)
         if plain is None:
             return []
-        ref = uploads.seal(uploads.opened.secrets.k_index, ObjectKind.INDEX_PIECE, plain, "index")
+        ref = uploads.index_piece(plain)
 
         def build(state: State) -> MergeIndex:
             if piece not in state.pieces:

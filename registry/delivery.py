@@ -38,7 +38,7 @@ from cairn.registry.uploads import Uploads
 from cairn.store.chunkstore import ChunkSave
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.objects import ObjectKind, open_object
-from cairn.store.index import PackRef, encode_piece, pack_table, sorted_ids
+from cairn.store.index import PackRef, encode_piece, pack_table
 from cairn.store.pack import PackedChunk
 from cairn.store.written import WriteCounts
 
@@ -216,7 +216,7 @@ class Delivery:
 
     def _supply(self, uploads: Uploads, save: ChunkSave, good: tuple[int, int], reachable: set[ContentId]) -> None:
         packs, pieces = self._index(uploads, save)
-        reach = self._reachability(uploads, reachable)
+        reach = uploads.reachability(reachable)
 
         def build(state: State) -> Supply:
             return Supply(
@@ -253,7 +253,7 @@ class Delivery:
         envelope = None
         if state.envelope is not None:
             envelope = uploads.put(read_object(source, state.envelope, ENVELOPE), ENVELOPE)
-        reach = self._reachability(uploads, reachable)
+        reach = uploads.reachability(reachable)
         tag = ref_tag(secrets.k_log, self._model, name)
         expected, races = before, 0
 
@@ -304,9 +304,4 @@ class Delivery:
         """Records of the packs, and the index piece that lists what is in them."""
         plain = encode_piece(save.written.packs, save.written.entries)
         packs = pack_table(plain)
-        k_index = uploads.opened.secrets.k_index
-        return packs, (uploads.seal(k_index, ObjectKind.INDEX_PIECE, plain, "index"),) if packs else ()
-
-    def _reachability(self, uploads: Uploads, reachable: set[ContentId]) -> ObjectRef:
-        k_index = uploads.opened.secrets.k_index
-        return uploads.seal(k_index, ObjectKind.REACHABILITY, sorted_ids(reachable), "reach")
+        return packs, (uploads.index_piece(plain),) if packs else ()

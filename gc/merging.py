@@ -4,14 +4,13 @@ import numpy as np
 
 from cairn.core.errors import ConflictError, IntegrityError
 from cairn.core.limits import GC_MERGE_PIECE_BYTES_MAX, GC_MERGE_PIECES_MIN
-from cairn.registry.entries import MergeIndex, ObjectRef
+from cairn.registry.entries import MergeIndex
 from cairn.registry.indexing import piece_plain
 from cairn.registry.opened import OpenStore
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
 from cairn.registry.state import PACK_RECORD_BYTES, Piece, State
 from cairn.registry.uploads import Uploads
-from cairn.store.crypto.objects import ObjectKind
 from cairn.store.index import check_piece, columns_of, piece_of_columns
 
 
@@ -53,7 +52,7 @@ def _merge(registry: Registry, state: State, row: list[Piece]) -> int:
         session.ensure_open()
         # Before the upload: an epoch that begins after it must not be claimed, for it may condemn the piece.
         epoch, _ = session.settle()
-        piece: ObjectRef = Uploads(opened, session).seal(opened.secrets.k_index, ObjectKind.INDEX_PIECE, plain, "index")
+        piece = Uploads(opened, session).index_piece(plain)
         registry.append(lambda _: MergeIndex((session.id,), epoch, piece, first, count))
     return len(row) - 1
 

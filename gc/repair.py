@@ -23,15 +23,14 @@ from cairn.gc.report import VerifyReport
 from cairn.gc.roots import Root, roots_by_value
 from cairn.gc.scrub import Scrub
 from cairn.gc.scrub_memory import ScrubMemory
-from cairn.registry.entries import MergeIndex, ObjectRef, Supply
+from cairn.registry.entries import MergeIndex, Supply
 from cairn.registry.reachability import read_reachability
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
 from cairn.registry.state import Piece, State
 from cairn.registry.uploads import Uploads
 from cairn.store.chunkstore import ChunkSave
-from cairn.store.crypto.objects import ObjectKind
-from cairn.store.index import encode_piece, pack_table
+from cairn.store.written import Written
 
 # Log, roots, pages, pages of pages, chunks: each can become readable by the round before; and twice for collectors.
 _ROUNDS_MAX = 8
@@ -157,12 +156,7 @@ class Repair:
         return other
 
     def _supply(self, uploads: Uploads, fix: Fix, good: tuple[int, int], save: ChunkSave | None) -> None:
-        packs, pieces = b"", tuple[ObjectRef, ...]()
-        if save is not None:
-            plain = encode_piece(save.written.packs, save.written.entries)
-            packs = pack_table(plain)
-            k_index = uploads.opened.secrets.k_index
-            pieces = (uploads.seal(k_index, ObjectKind.INDEX_PIECE, plain, "index"),)
+        packs, pieces = uploads.index(save.written if save is not None else Written())
         root = fix.root
 
         def build(state: State) -> Supply:
@@ -197,7 +191,7 @@ class Repair:
         plain = rebuild_piece(self._registry.opened, scrub.state, piece, give_up=all_served)
         if plain is None:
             return []
-        ref = uploads.seal(uploads.opened.secrets.k_index, ObjectKind.INDEX_PIECE, plain, "index")
+        ref = uploads.index_piece(plain)
 
         def build(state: State) -> MergeIndex:
             if piece not in state.pieces:

@@ -17,7 +17,6 @@ from cairn.registry.registry import Registry
 from cairn.registry.state import Checkpoint
 from cairn.registry.uploads import Uploads
 from cairn.store.crypto.objects import ObjectKind, open_object
-from cairn.store.index import sorted_ids
 
 
 @dataclass(slots=True)
@@ -110,8 +109,7 @@ class ManifestRepair:
             ids, source = self._list_elsewhere(root)
         fix.readable = ids is not None
         if ids is not None:
-            k_index = uploads.opened.secrets.k_index
-            fix.reachability = uploads.seal(k_index, ObjectKind.REACHABILITY, sorted_ids(ids), "reach")
+            fix.reachability = uploads.reachability(ids)
             fix.told.append((root.state.reachability.object_name("reach"), "the reachability list", source))
 
     def _list_elsewhere(self, root: Root) -> tuple[set[ContentId] | None, str]:

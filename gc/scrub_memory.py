@@ -4,8 +4,6 @@ A file in the user's state folder: a line that says which run it is, then one fo
 whole. It goes when a run has come to its end. A torn line, as a killed process leaves it, is as if it did not exist.
 """
 
-import fcntl
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import msgspec
 from cairn.core.clock import Clock
 from cairn.core.ids import StoreId
 from cairn.gc.depth import Depth
+from cairn.registry.heldfile import HeldFile
 
 _KIND = "cairn-scrub/1"
 _NS = 1_000_000_000
@@ -35,18 +34,9 @@ class ScrubMemory:
         Args:
             max_age_seconds: a pack that was read longer ago is read again.
         """
-        self._path, self._store, self._clock, self._max_age = path, store.hex(), clock, max_age_seconds
+        self._file, self._store, self._clock, self._max_age = HeldFile(path), store.hex(), clock, max_age_seconds
         # By key of the pack: chunks that could not be opened, and length of the log at the time.
         self._read: dict[str, tuple[int, int]] = {}
-        self._file: int | None = None
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._file = file
-            except OSError:
-                os.close(file)
 
     def begin(self, depth: Depth, restart: bool = False) -> Depth:
         """Go on with an interrupted run of the same depth, or begin one; returns its depth, with its seed.
@@ -55,23 +45,16 @@ class ScrubMemory:
             restart: forget what an earlier run has read.
         """
         self._read.clear()
-        lines = [] if restart or self._file is None else self._lines()
+        lines = [] if restart else self._file.read().splitlines()
         with suppress(msgspec.MsgspecError, IndexError):
             run = msgspec.json.decode(lines[0], type=_Run)
             same = (run.kind, run.store, run.part) == (_KIND, self._store, depth.part)
             if same and depth.seed in ("", run.seed):
                 self._take(lines[1:])
                 return Depth(depth.part, run.seed)
-        if self._file is not None:
-            with suppress(OSError):
-                os.ftruncate(self._file, 0)
+        self._file.truncate()
         self._write(_Run(_KIND, self._store, depth.part, depth.seed))
         return depth
-
-    def _lines(self) -> list[bytes]:
-        with suppress(OSError):
-            return self._path.read_bytes().splitlines()
-        return []
 
     def _take(self, lines: list[bytes]) -> None:
         oldest = self._clock.wall_ns() // _NS - self._max_age
@@ -99,22 +82,14 @@ class ScrubMemory:
         """
         self._write((key.hex(), self._clock.wall_ns() // _NS, unopened, length))
 
-    def _write(self, line: "_Run | tuple[str, int, int, int]") -> None:
-        # What cannot be noted costs a repetition, nothing else.
-        with suppress(OSError):
-            if self._file is not None:
-                os.lseek(self._file, 0, os.SEEK_END)
-                os.write(self._file, msgspec.json.encode(line) + b"\n")
+    def _write(self, line: _Run | tuple[str, int, int, int]) -> None:
+        self._file.add(msgspec.json.encode(line) + b"\n")
 
     def finish(self) -> None:
         """The run has come to its end: the next one reads all anew."""
         self._read.clear()
-        with suppress(OSError):
-            if self._file is not None:
-                self._path.unlink()
+        self._file.remove()
 
     def close(self) -> None:
         """Let another process have it."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        self._file.close()

@@ -7,15 +7,16 @@ entry of another type means a newer format: the store is read-only from there.
 
 import msgspec
 
-from cairn.core.canonical import decode, encode
+from cairn.core.canonical import decode
 from cairn.core.clock import Entropy
 from cairn.core.errors import IntegrityError
-from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, ActorId, SessionId, StoreId, object_name
+from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, SessionId, StoreId, object_name
 from cairn.registry.entries_audit import Policy, Reads
 from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.numbers import Ranges
+from cairn.registry.signedrecord import open_record, sign_record
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
-from cairn.store.crypto.signing import Identity, verify_signature
+from cairn.store.crypto.signing import Identity
 
 FORMAT = 1
 _SIGNED = b"cairn/1/log-entry\0"
@@ -337,15 +338,9 @@ class Entry(msgspec.Struct, frozen=True):
     payload: bytes
 
 
-class _Signed(msgspec.Struct, frozen=True, array_like=True):
-    entry: bytes
-    signature: bytes
-
-
 def seal_entry(entry: Entry, identity: Identity, k_log: bytes, entropy: Entropy) -> bytes:
     """Sign and seal; `entry.actor` must be the identity's."""
-    plain = encode(entry)
-    signed = encode(_Signed(plain, identity.sign(_SIGNED + plain)))
+    signed = sign_record(entry, identity, _SIGNED)
     return seal_object(k_log, StoreId(entry.store), ObjectKind.LOG_ENTRY, signed, entropy)
 
 
@@ -368,11 +363,7 @@ def open_signed(stored: bytes, store: StoreId, k_log: bytes, what: str) -> Entry
     Raises:
         IntegrityError: either fails.
     """
-    signed = decode(open_object(k_log, store, ObjectKind.LOG_ENTRY, stored, what), _Signed, what)
-    entry = decode(signed.entry, Entry, what)
-    if not verify_signature(ActorId(entry.actor), signed.signature, _SIGNED + signed.entry):
-        raise IntegrityError(f"{what} has a bad signature")
-    return entry
+    return open_record(open_object(k_log, store, ObjectKind.LOG_ENTRY, stored, what), Entry, _SIGNED, what)
 
 
 def payload_of(entry: Entry) -> Payload | None:

@@ -4,16 +4,13 @@ A file in the user's state folder: records, each preceded by its length; the fir
 the end, as a killed process leaves it, is as if it had not been written. Ids and names only: no secrets.
 """
 
-import fcntl
-import os
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from cairn.core.ids import ContentId, SessionId
+from cairn.registry.heldfile import HeldFile
 from cairn.store.index import PackRef
 from cairn.store.pack import PackedChunk
 
@@ -37,29 +34,16 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         """Open or create; where that cannot be done, or another process holds it, nothing is remembered."""
-        self.path = path
-        self._lock = threading.Lock()
-        self._file: int | None = None
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._file = file
-            except OSError:
-                os.close(file)
+        self._file = HeldFile(path)
 
     @property
     def held(self) -> bool:
         """Whether this process may note anything."""
-        return self._file is not None
+        return self._file.held
 
     def read(self) -> tuple[Started, list[tuple[PackRef, list[PackedChunk]]]] | None:
         """What was noted; None if that is nothing."""
-        if self._file is None:
-            return None
-        with open(self.path, "rb") as file:
-            data = file.read()
+        data = self._file.read()
         records, at = [], 0
         while at + _LENGTH_BYTES <= len(data):
             end = at + _LENGTH_BYTES + int.from_bytes(data[at : at + _LENGTH_BYTES], "little")
@@ -67,7 +51,7 @@ class Journal:
                 break
             records.append(data[at + _LENGTH_BYTES : end])
             at = end
-        os.ftruncate(self._file, at)
+        self._file.truncate(at)
         try:
             started = msgspec.msgpack.decode(records[0], type=Started)
             packs = [msgspec.msgpack.decode(record, type=_Uploaded) for record in records[1:]]
@@ -84,10 +68,8 @@ class Journal:
 
     def start(self, session: SessionId) -> None:
         """Begin anew."""
-        if self._file is not None:
-            os.ftruncate(self._file, 0)
-            os.lseek(self._file, 0, os.SEEK_SET)
-            self._write(Started(session))
+        self._file.truncate()
+        self._write(Started(session))
 
     def add(self, ref: PackRef, chunks: Sequence[PackedChunk]) -> None:
         """Note a pack that is durable."""
@@ -95,20 +77,12 @@ class Journal:
 
     def _write(self, record: Started | _Uploaded) -> None:
         data = msgspec.msgpack.encode(record)
-        # A journal that cannot be written costs a repetition, nothing else.
-        with self._lock, suppress(OSError):
-            if self._file is not None:
-                os.lseek(self._file, 0, os.SEEK_END)
-                os.write(self._file, len(data).to_bytes(_LENGTH_BYTES, "little") + data)
-                os.fsync(self._file)
+        self._file.add(len(data).to_bytes(_LENGTH_BYTES, "little") + data, durable=True)
 
     def remove(self) -> None:
         """Forget all: the transfer is done."""
-        with suppress(OSError):
-            self.path.unlink()
+        self._file.remove()
 
     def close(self) -> None:
         """Let another process have it."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        self._file.close()

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import msgspec
+
 from cairn.core.errors import CairnError, NotFoundError, RefusedError, UsageError
 from cairn.core.ids import ActorId, ModelId, short
 from cairn.registry.entries import Payload
@@ -43,8 +45,7 @@ def secrets_of_role(opened: OpenStore, role: Role, root: RootKey | None = None) 
         return MemberSecrets(held.k_log)
     if role is Role.COLLECTOR:
         return MemberSecrets(held.k_log, held.k_index)
-    first, second, third, fourth, fifth, sixth = opened.keys.parts()
-    return MemberSecrets(held.k_log, held.k_index, held.k_ckpt, (first, second, third, fourth, fifth, sixth))
+    return MemberSecrets(held.k_log, held.k_index, held.k_ckpt, opened.keys.parts())
 
 
 def set_role(registry: Registry, identity: PublicIdentity, role: Role) -> None:
@@ -65,7 +66,7 @@ def set_role(registry: Registry, identity: PublicIdentity, role: Role) -> None:
         hash_ = store_member_wrap(opened.backend, opened.store, identity, secrets, generation)
         return MemberSet(identity.actor, role, identity.agreement, generation, hash_)
 
-    _check_owner(registry)
+    check_owner(registry)
     stale = _wraps_given_to(registry.state, identity.actor)
     registry.append(build)
     for generation, name in wraps_of(opened.backend, identity).items():
@@ -80,7 +81,7 @@ def remove_member(registry: Registry, actor: ActorId) -> None:
     Raises:
         NotAllowed: this user is no owner.
     """
-    _check_owner(registry)
+    check_owner(registry)
     state = registry.state
     member, stale = state.members.get(actor), _wraps_given_to(state, actor)
     registry.append(lambda state: MemberSet(actor, ""))
@@ -105,7 +106,7 @@ def grant(
     def build(state: State) -> GrantSet:
         member = _grantable(state, actor, write)
         grants = {**member.grants, key: Grant(classes, write)}
-        after = Member(member.role, member.agreement, member.generation, member.hash, member.n, grants)
+        after = msgspec.structs.replace(member, grants=grants)
         models = [key] if key else list(state.models)
         new = [one for one in models if readable(after, one) - readable(member, one)]
         return GrantSet(actor, key, classes, write, tuple(made.give(actor, after, one) for one in new))
@@ -120,7 +121,7 @@ def revoke(registry: Registry, actor: ActorId, model: ModelId | None) -> None:
         RefusedError: the member holds it through a grant of all models.
         NotFoundError: nothing was granted.
     """
-    _check_owner(registry)
+    check_owner(registry)
     stale = _wraps_given_to(registry.state, actor)
 
     def build(state: State) -> GrantSet:
@@ -170,7 +171,12 @@ def _grantable(state: State, actor: bytes, write: bool) -> Member:
     return member
 
 
-def _check_owner(registry: Registry) -> None:
+def check_owner(registry: Registry) -> None:
+    """Look at the newest state, and raise unless this user may change rights in it.
+
+    Raises:
+        NotAllowed, NewerFormat, IntegrityError: see `check_root`, `Registry.check_writable`.
+    """
     registry.refresh()
     registry.check_writable()
     check_root(registry.opened, registry.state)
@@ -207,7 +213,7 @@ class _Made:
 
     def append(self, build: Callable[[State], Payload]) -> None:
         """Append the entry."""
-        _check_owner(self.registry)
+        check_owner(self.registry)
         before = [wrap for model in self.registry.state.models.values() for wrap in model.readers.values()]
         self.registry.append(build)
         delete_unnamed(self.registry, [*self.names, *before])

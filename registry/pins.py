@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from cairn.core.canonical import decode, encode
 from cairn.core.errors import CairnError, IntegrityError, NotAllowed, StorageError
-from cairn.core.ids import RANDOM_ID_BYTES, ActorId, CheckpointId, ModelId
+from cairn.core.ids import RANDOM_ID_BYTES, CheckpointId, ModelId
 from cairn.core.process import ProcessMark, this_process
 from cairn.registry.checkpoint import committed
 from cairn.registry.entries import ObjectRef
@@ -22,9 +21,9 @@ from cairn.registry.opened import OpenStore
 from cairn.registry.reads import FOLDER as FOLDER
 from cairn.registry.reads import ReadRecord, keep_ended, sign_read
 from cairn.registry.registry import Registry
+from cairn.registry.signedrecord import open_record, sign_record
 from cairn.registry.state import Checkpoint, objects_of
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
-from cairn.store.crypto.signing import verify_signature
 
 PIN = ".pin"
 _SIGNED = b"cairn/1/pin\0"
@@ -51,11 +50,6 @@ class PinRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     read: bytes = b""
 
 
-class _Signed(msgspec.Struct, frozen=True, array_like=True):
-    record: bytes
-    signature: bytes
-
-
 def read_pin(opened: OpenStore, name: str) -> PinRecord:
     """What a pin says.
 
@@ -65,10 +59,7 @@ def read_pin(opened: OpenStore, name: str) -> PinRecord:
     """
     what = f"pin {name}"
     plain = open_object(opened.secrets.k_log, opened.store, ObjectKind.PIN, opened.backend.read(name), what)
-    signed = decode(plain, _Signed, what)
-    record = decode(signed.record, PinRecord, what)
-    if not verify_signature(ActorId(record.actor), signed.signature, _SIGNED + signed.record):
-        raise IntegrityError(f"{what} has a bad signature")
+    record = open_record(plain, PinRecord, _SIGNED, what)
     if name != f"{FOLDER}/{record.pin.hex()}{PIN}":
         raise IntegrityError(f"{what} is another pin's")
     return record
@@ -141,8 +132,7 @@ class Pin:
             identifier, model, checkpoint, held.reachability, b"".join(sorted(objects_of(held))),
             actor, at, this_process(), read,
         )  # fmt: skip
-        plain = encode(record)
-        signed = encode(_Signed(plain, opened.identity.sign(_SIGNED + plain)))
+        signed = sign_record(record, opened.identity, _SIGNED)
         sealed = seal_object(opened.secrets.k_log, opened.store, ObjectKind.PIN, signed, opened.entropy)
         self._stem = f"{FOLDER}/{identifier.hex()}"
         self._heart = Heartbeat(opened, self._stem, registry.state.heartbeat_seconds)

@@ -62,18 +62,12 @@ def proves_inclusion(leaf: bytes, n: int, length: int, path: Sequence[bytes], ro
     """Whether a path shows that `leaf` is number `n` of the `length` leaves of the tree with that root."""
     if not 0 <= n < length:
         return False
-    node, last, computed = n, length - 1, leaf
-    for sibling in path:
-        if last == 0:
-            return False
-        if node & 1 or node == last:
-            computed = together(sibling, computed)
-            while not node & 1 and node:
-                node, last = node >> 1, last >> 1
-        else:
-            computed = together(computed, sibling)
-        node, last = node >> 1, last >> 1
-    return last == 0 and computed == root
+    sides, computed = _sides(n, length - 1), leaf
+    if len(path) != len(sides):
+        return False
+    for sibling, left in zip(path, sides, strict=True):
+        computed = together(sibling, computed) if left else together(computed, sibling)
+    return computed == root
 
 
 def proves_consistency(first: int, first_root: bytes, second: int, second_root: bytes, path: Sequence[bytes]) -> bool:
@@ -85,20 +79,29 @@ def proves_consistency(first: int, first_root: bytes, second: int, second_root: 
     # A tree whose size is a power of two is itself a node of the larger one, and is not repeated.
     whole = first & (first - 1) == 0
     hashes = [first_root, *path] if whole else list(path)
-    if not hashes:
-        return False
     node, last = first - 1, second - 1
     while node & 1:
         node, last = node >> 1, last >> 1
+    sides = _sides(node, last)
+    if len(hashes) != 1 + len(sides):
+        return False
     old = new = hashes[0]
-    for sibling in hashes[1:]:
-        if last == 0:
-            return False
-        if node & 1 or node == last:
+    for sibling, left in zip(hashes[1:], sides, strict=True):
+        if left:
             old, new = together(sibling, old), together(sibling, new)
-            while not node & 1 and node:
-                node, last = node >> 1, last >> 1
         else:
             new = together(new, sibling)
+    return old == first_root and new == second_root
+
+
+def _sides(node: int, last: int) -> list[bool]:
+    """For each sibling on the way up from a node of a level that ends with `last`, whether it stands to the left."""
+    sides = []
+    while last:
+        left = bool(node & 1) or node == last
+        sides.append(left)
+        # The last node of a level may have no sibling there.
+        while left and node and not node & 1:
+            node, last = node >> 1, last >> 1
         node, last = node >> 1, last >> 1
-    return last == 0 and old == first_root and new == second_root
+    return sides

@@ -26,7 +26,7 @@ from cairn.registry.state import State
 from cairn.registry.uploads import Uploads
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.objects import ObjectKind
-from cairn.store.index import encode_piece, join_pieces, pack_table, sorted_ids
+from cairn.store.index import encode_piece, join_pieces, pack_table
 from cairn.store.written import Written
 
 FORMAT = 1
@@ -84,8 +84,8 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
         plain = join_pieces([plain, *draft.beside])
     packs = pack_table(plain)
     if packs:
-        pieces = (uploads.seal(secrets.k_index, ObjectKind.INDEX_PIECE, plain, "index"),)
-    reach = uploads.seal(secrets.k_index, ObjectKind.REACHABILITY, sorted_ids(draft.reachable), "reach")
+        pieces = (uploads.index_piece(plain),)
+    reach = uploads.reachability(draft.reachable)
     tag = ref_tag(secrets.k_log, draft.model, draft.branch)
     draft = replace(draft, meta=replace(draft.meta, saved_at=draft.meta.saved_at or opened.clock.wall_ns()))
     sealed = _Sealed.by(registry.model_keys(draft.model), draft, uploads)

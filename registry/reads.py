@@ -12,17 +12,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from cairn.core.canonical import decode, encode
 from cairn.core.errors import IntegrityError, ObjectExists, ObjectNotFound
-from cairn.core.ids import ActorId
 from cairn.core.limits import READS_PER_ENTRY
 from cairn.registry.entries_audit import Reads
 from cairn.registry.fold_policy import AuditReads, audit_reads
 from cairn.registry.opened import OpenStore
 from cairn.registry.registry import Registry
+from cairn.registry.signedrecord import open_record, sign_record
 from cairn.registry.state import State
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
-from cairn.store.crypto.signing import Identity, verify_signature
+from cairn.store.crypto.signing import Identity
 
 FOLDER = "pins"
 ENDED = ".ended"
@@ -45,11 +44,6 @@ class ReadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     at: int
 
 
-class _Signed(msgspec.Struct, frozen=True, array_like=True):
-    record: bytes
-    signature: bytes
-
-
 class Gathered(NamedTuple):
     """What became of ended reads.
 
@@ -66,8 +60,7 @@ class Gathered(NamedTuple):
 
 def sign_read(record: ReadRecord, identity: Identity) -> bytes:
     """What goes into a pin, and from there into the log; `record.actor` must be the identity's."""
-    plain = encode(record)
-    return encode(_Signed(plain, identity.sign(_SIGNED + plain)))
+    return sign_record(record, identity, _SIGNED)
 
 
 def open_read(signed: bytes, what: str) -> ReadRecord:
@@ -76,11 +69,7 @@ def open_read(signed: bytes, what: str) -> ReadRecord:
     Raises:
         IntegrityError: they do not decode, or whom they name has not signed them.
     """
-    both = decode(signed, _Signed, what)
-    record = decode(both.record, ReadRecord, what)
-    if not verify_signature(ActorId(record.actor), both.signature, _SIGNED + both.record):
-        raise IntegrityError(f"{what} has a bad signature")
-    return record
+    return open_record(signed, ReadRecord, _SIGNED, what)
 
 
 def keep_ended(opened: OpenStore, stem: str, signed: bytes) -> None:

@@ -132,7 +132,7 @@ def retain(
 
 
 def decode_plan(data: bytes) -> RetentionPlan:
-    """Inverse of `encode_plan`.
+    """Inverse of `planfiles.encode_plan`.
 
     Raises:
         BadInput: it is no plan of retention.

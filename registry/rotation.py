@@ -15,7 +15,7 @@ from cairn.core.errors import CairnError, ConflictError, GoneError, RefusedError
 from cairn.core.ids import ModelId
 from cairn.registry.entries_rights import Given, KeyRotate, MemberSet, RootRotate
 from cairn.registry.localfiles import write_private
-from cairn.registry.members import delete_unnamed, secrets_of_role
+from cairn.registry.members import check_owner, delete_unnamed, secrets_of_role
 from cairn.registry.memberwraps import store_member_wrap, wrap_name, wraps_of
 from cairn.registry.modelkeys import (
     ModelKeys,
@@ -90,9 +90,7 @@ def _set_keys(registry: Registry, model: ModelId, change: Callable[[ModelKeys], 
         made.append(KeyRotate(model, fresh, store_model_keys(opened, keys), tuple(wraps)))
         return made[-1]
 
-    registry.refresh()
-    registry.check_writable()
-    check_root(registry.opened, registry.state)
+    check_owner(registry)
     held = registry.state.models[model]
     names = [held.wrap, *held.readers.values()]
     registry.append(build)
@@ -129,10 +127,8 @@ def rotate_root(registry: Registry, passphrase: str | None = None, service: str 
         RefusedError: a passphrase opens the store, and none is given.
     """
     opened = registry.opened
-    registry.refresh()
-    registry.check_writable()
+    check_owner(registry)
     old, store = root_key_of(opened), opened.store
-    check_root(registry.opened, registry.state)
     if passphrase is None and service is None:
         service = _service_in_force(registry)
     new = RootKey(old.generation + 1, opened.entropy.token(32))

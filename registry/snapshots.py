@@ -20,18 +20,18 @@ from typing import NamedTuple
 import msgspec
 from blake3 import blake3
 
-from cairn.core.canonical import decode, encode
+from cairn.core.canonical import decode
 from cairn.core.errors import IntegrityError
 from cairn.core.heap import collection_paused
-from cairn.core.ids import ActorId
 from cairn.core.limits import SEALED_OBJECT_BYTES_MAX, SNAPSHOTS_TRIED_MAX
 from cairn.registry.bundles import or_else
 from cairn.registry.fold import STATE_VERSION, decode_state, encode_state
 from cairn.registry.merkle import root_of
 from cairn.registry.opened import OpenStore
+from cairn.registry.signedrecord import Signed, sign_record
 from cairn.registry.state import State
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
-from cairn.store.crypto.signing import Identity, verify_signature
+from cairn.store.crypto.signing import Identity
 
 FOLDER = "snapshots"
 FORMAT = 1
@@ -69,11 +69,6 @@ class Statement(msgspec.Struct, frozen=True):
     state: bytes
 
 
-class _Signed(msgspec.Struct, frozen=True, array_like=True):
-    statement: bytes
-    signature: bytes
-
-
 class Newest(NamedTuple):
     """The newest snapshot that serves, if any, and the names of newer ones that are damaged or of another log."""
 
@@ -93,8 +88,7 @@ def seal_snapshot(opened: OpenStore, identity: Identity, state: State) -> bytes:
 
 def seal_statement(opened: OpenStore, identity: Identity, said: Statement, encoded: bytes) -> bytes:
     """Sign and seal a statement about an encoded state."""
-    statement = encode(said)
-    signed = encode(_Signed(statement, identity.sign(_SIGNED + statement)))
+    signed = sign_record(said, identity, _SIGNED)
     plain = b"".join((_LENGTH.pack(len(signed)), signed, encoded))
     return seal_object(opened.secrets.k_log, opened.store, ObjectKind.SNAPSHOT, plain, opened.entropy)
 
@@ -111,11 +105,9 @@ def open_snapshot(opened: OpenStore, owners: Collection[bytes], name: SnapshotNa
     what = f"snapshot {name.object}"
     plain = memoryview(open_object(opened.secrets.k_log, opened.store, ObjectKind.SNAPSHOT, sealed, what))
     start = _LENGTH.size + (_LENGTH.unpack_from(plain)[0] if len(plain) >= _LENGTH.size else len(plain))
-    signed, encoded = decode(bytes(plain[_LENGTH.size : start]), _Signed, what), plain[start:]
-    said = decode(signed.statement, Statement, what)
-    if said.actor not in owners or not verify_signature(
-        ActorId(said.actor), signed.signature, _SIGNED + signed.statement
-    ):
+    signed, encoded = decode(bytes(plain[_LENGTH.size : start]), Signed, what), plain[start:]
+    said = decode(signed.record, Statement, what)
+    if said.actor not in owners or not signed.is_by(said.actor, _SIGNED):
         raise IntegrityError(f"{what} is not signed by an owner")
     place = said.format, said.tenant, said.store, said.length, said.version
     if place != (FORMAT, opened.tenant, opened.store, name.length, name.version):
@@ -162,9 +154,8 @@ def newest_snapshot(opened: OpenStore, owners: Collection[bytes], serves: Callab
         try:
             state = read_snapshot(opened, owners, name)
         except IntegrityError:
-            useless.add(name)
-            return None
-        if serves(state):
+            state = None
+        if state is not None and serves(state):
             return state
         useless.add(name)
         return None

@@ -15,6 +15,7 @@ from cairn.core.canonical import encode
 from cairn.core.errors import CairnError, IntegrityError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, CheckpointId, ModelId
 from cairn.core.pool import Pool
+from cairn.manifests.relations import CONTINUE
 from cairn.manifests.schema import ComponentRoot, Parent
 from cairn.registry.entries import ObjectRef
 from cairn.registry.envelope import Envelope, RankReport, Stages
@@ -44,7 +45,7 @@ class Goal(msgspec.Struct, frozen=True):
     branch: str
     expected: CheckpointId | None
     meta: CommitMeta
-    relation: str = "continue"
+    relation: str = CONTINUE
     exactness: str = ""
     run_epoch: int | None = None
 

@@ -16,6 +16,7 @@ from cairn.core.errors import CairnError, RankLost, SaveFailed, StateMismatch
 from cairn.core.ids import CheckpointId, ModelId, short
 from cairn.core.limits import ATTEMPT_SECONDS, FRAGMENT_READS_AT_ONCE, RANK_SILENCE_SECONDS
 from cairn.core.pool import threads_within_budget
+from cairn.manifests.relations import CONTINUE
 from cairn.registry.entries import ObjectRef
 from cairn.registry.models import CommitMeta
 from cairn.registry.outcomes import commit_of_session
@@ -80,7 +81,7 @@ class Branch:
     name: str
     expected: CheckpointId | None
     run_epoch: int
-    relation: str = "continue"
+    relation: str = CONTINUE
     previous_weights: bytes = b""
     previous_step: int | None = None
 
@@ -185,7 +186,7 @@ class Writer:
             if found is None:
                 raise
             checkpoint = found
-        branch.expected, branch.relation = checkpoint, "continue"
+        branch.expected, branch.relation = checkpoint, CONTINUE
         return Outcome(checkpoint, gathering.replan, tuple(notes))
 
     def _fragments_of(self, task: Task, ranks: Sequence[int]) -> list[Fragment]:

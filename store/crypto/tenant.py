@@ -76,7 +76,7 @@ class TenantKeys:
         """Inverse of `parts`."""
         return TenantKeys(tenant, ContentKeys(*parts[:3]), ContentKeys(*parts[3:]))
 
-    def parts(self) -> tuple[bytes, ...]:
+    def parts(self) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
         """The six keys: hash, id, enc of chunks, then of pages. S does not follow from them."""
         return (*astuple(self.chunk), *astuple(self.page))
 

@@ -6,7 +6,6 @@ from cairn.cli.opening import open_registry
 from cairn.cli.output import emit, emit_json, note, safe, table
 from cairn.core.errors import RefMoved, RefusedError, UsageError
 from cairn.core.ids import short
-from cairn.registry.names import MAIN
 
 
 class RefRequest(NamedTuple):
@@ -49,11 +48,12 @@ def _list(request: RefRequest) -> None:
 
 
 def _delete(request: RefRequest, name: str) -> None:
-    if name == MAIN and not request.force:
-        raise RefusedError(f"{MAIN!r} is the default branch", hint="remove it with --delete --force if you mean it")
     from cairn.registry.models import delete_ref, find_model
+    from cairn.registry.names import MAIN
     from cairn.registry.selectors import parse_selector
 
+    if name == MAIN and not request.force:
+        raise RefusedError(f"{MAIN!r} is the default branch", hint="remove it with --delete --force if you mean it")
     with open_registry() as registry:
         model = find_model(registry, parse_selector(request.selector).model)
         was = delete_ref(registry, model, name, request.kind)

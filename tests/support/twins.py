@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def tree(tmp_path: Path) -> Path:
     return write_files(tmp_path / "tree", {"m.safetensors": safetensors(tensors), "notes": b"first " * 4000})
 
 
-def commit(site: Site, tree: Path, **options: object) -> bytes:
+def commit(site: Site, tree: Path, **options: Any) -> bytes:
     """Commit a tree; returns the checkpoint's id."""
     return commit_tree(site.registry(), tree, **options).checkpoint
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cairn.cli.app import run
-from tests.support.fixtures import environments_closed
+from tests.support.fixtures import be_new_user, environments_closed
 from tests.support.tensors import safetensors, weights
 from tests.support.trees import write_files
 
@@ -42,10 +42,7 @@ class Shell:
 @pytest.fixture
 def bare_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
     """A shell in an empty folder."""
-    for name in ("DATA", "STATE", "CACHE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
-    for name in ("CAIRN_STORE", "CAIRN_KEY_FILE", "CAIRN_PASSPHRASE"):
-        monkeypatch.delenv(name, raising=False)
+    be_new_user(monkeypatch, tmp_path)
     files = {"model.safetensors": safetensors({"w": weights(1, 64, 64), "b": weights(2, 8)}), "sub/notes.txt": b"notes"}
     tree = write_files(tmp_path / "files", files)
     (tmp_path / "work").mkdir()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cairn.cli.app import run
+from tests.support.fixtures import be_new_user
 from tests.support.trees import write_files
 
 Edit = Callable[[dict[str, Any]], object]
@@ -16,10 +17,7 @@ Edit = Callable[[dict[str, Any]], object]
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Path:
     """A store with three checkpoints, the first of which is deleted and can be restored; returns its folder."""
-    for name in ("DATA", "STATE", "CACHE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
-    for name in ("CAIRN_STORE", "CAIRN_KEY_FILE", "CAIRN_PASSPHRASE"):
-        monkeypatch.delenv(name, raising=False)
+    be_new_user(monkeypatch, tmp_path)
     monkeypatch.chdir(write_files(tmp_path / "work", {}))
     assert run(["init"]) == 0
     for step in (1, 2, 3):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from cairn.cli.app import run
+from tests.support.fixtures import be_new_user
 from tests.support.tensors import safetensors, weights
 from tests.support.trees import write_files
 
@@ -13,10 +14,7 @@ from tests.support.trees import write_files
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Path:
     """A store in a folder, with a commit; returns the folder of its objects."""
-    for name in ("DATA", "STATE", "CACHE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
-    for name in ("CAIRN_STORE", "CAIRN_KEY_FILE", "CAIRN_PASSPHRASE"):
-        monkeypatch.delenv(name, raising=False)
+    be_new_user(monkeypatch, tmp_path)
     tree = write_files(tmp_path / "tree", {"m.safetensors": safetensors({"layer\x1b": weights(1, 64, 64)})})
     monkeypatch.chdir(write_files(tmp_path / "work", {}))
     assert run(["init"]) == 0 and run(["commit", str(tree), "net", "--step", "7"]) == 0

@@ -12,6 +12,7 @@ from cairn.cli.auditing import OpenLog, log_key_option, open_log, parse_head, re
 from cairn.cli.opening import store_options
 from cairn.cli.output import count, emit, emit_json, note, safe, when
 from cairn.core.errors import NotFoundError, UsageError
+from cairn.core.ids import short
 
 if TYPE_CHECKING:
     from cairn.registry.audit import Audit, KnownHead
@@ -232,7 +233,7 @@ def _render_audit(audit: "Audit") -> None:
 
 
 def _render_line(line: "AuditLine", trail: "Trail") -> None:
-    who = line.actor.hex()[:12] if line.actor else "?"
+    who = short(line.actor) if line.actor else "?"
     at = when(line.claimed_at) if line.claimed_at is not None else "?"
     model = safe(line.model_name) if line.model_name is not None else line.model.hex() if line.model else ""
     where = f"{model}@{safe(line.ref)}" if line.ref is not None else model
@@ -244,7 +245,7 @@ def _render_line(line: "AuditLine", trail: "Trail") -> None:
     emit("  ".join(filter(None, (str(line.n), at, who, line.type, where, moved, step, said, void))))
     for read in line.reads:
         whose = safe(trail.name_of(read.model) or read.model.hex())
-        emit(f"    {when(read.at)}  {read.actor.hex()[:12]}  read  {whose}@{read.checkpoint.hex()[:12]}")
+        emit(f"    {when(read.at)}  {short(read.actor)}  read  {whose}@{short(read.checkpoint)}")
 
 
 def _right(facts: dict[str, Any]) -> str:
@@ -263,4 +264,4 @@ def _right(facts: dict[str, Any]) -> str:
 
 
 def _end(checkpoint: bytes | None) -> str:
-    return checkpoint.hex()[:12] if checkpoint else "nothing"
+    return short(checkpoint) if checkpoint else "nothing"

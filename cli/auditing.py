@@ -1,14 +1,14 @@
 """What the subcommands of `cairn audit` share: opening the log, with the store's keys or with the log's key alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from cairn.cli.opening import PlainPath, store_place
+from cairn.cli.opening import Command, PlainPath, store_place
 from cairn.core.errors import NotAllowed, UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from cairn.registry.registry import Registry
     from cairn.store.crypto.signing import Identity
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 # A log key and a head are a few hundred bytes; whatever else was named must not fill the memory.
 _FILE_BYTES_MAX = 64 << 10
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cairn.cli.opening import PlainPath, open_registry, store_options
+from cairn.cli.opening import open_registry
 from cairn.cli.output import count, emit, emit_json, safe, size, table
-from cairn.cli.planfiles import read_plan, say_what_is_next, write_plan
+from cairn.cli.planfiles import apply_options, plan_options, read_plan, say_what_is_next, write_plan
 from cairn.core.errors import UsageError
 from cairn.core.ids import short
 
@@ -23,10 +23,7 @@ _with_tags = click.option("--with-tags", is_flag=True, help="Of a checkpoint: re
 @click.command("plan")
 @click.argument("selector", metavar=_TARGET)
 @_with_tags
-@click.option("-o", "--output", type=PlainPath(path_type=Path), metavar="FILE", help="Write the plan, to be applied.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("-q", "--quiet", is_flag=True, help="Print the ids of those that would go.")
-@store_options
+@plan_options
 def plan(selector: str, with_tags: bool, output: Path | None, as_json: bool, quiet: bool) -> None:
     """Say what goes with a checkpoint, branch or tag, what stays and why, and who reads it. Changes nothing."""
     from cairn.gc.freed import freed_by
@@ -47,13 +44,7 @@ def plan(selector: str, with_tags: bool, output: Path | None, as_json: bool, qui
 @click.command("apply")
 @click.argument("target", metavar=f"FILE|{_TARGET}")
 @_with_tags
-@click.option("--yes", is_flag=True, help="Do it.")
-@click.option(
-    "--grace", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS", help="Surely restorable so long."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("-q", "--quiet", is_flag=True, help="Print the ids of those that went.")
-@store_options
+@apply_options
 def apply(target: str, with_tags: bool, yes: bool, grace: float, as_json: bool, quiet: bool) -> None:
     """Delete what a plan's FILE says, or what is named. Checkpoints can be restored at first."""
     from cairn.registry.deleting import apply_deletion, decode_plan, plan_deletion

@@ -1,13 +1,12 @@
 """`cairn init`: create a store."""
 
-import os
 from pathlib import Path
 
 import click
 
-from cairn.cli.opening import store_choice, store_options
+from cairn.cli.opening import new_passphrase, store_choice, store_options
 from cairn.cli.output import emit, emit_json, note, safe
-from cairn.core.errors import NotAllowed, UsageError
+from cairn.core.errors import UsageError
 
 
 @click.command()
@@ -30,7 +29,7 @@ def command(location: str | None, by_passphrase: bool, service: str | None, as_j
     key_file = Path(choice.key_file) if choice.key_file else None
     passphrase = None
     if by_passphrase:
-        passphrase = Settings.from_environment().passphrase or _new_passphrase()
+        passphrase = Settings.from_environment().passphrase or new_passphrase("CAIRN_PASSPHRASE")
     opened, written = create_store(location, key_file=key_file, passphrase=passphrase, service=service)
     if as_json:
         ids = {"store": opened.store.hex(), "tenant": opened.tenant.hex()}
@@ -44,10 +43,3 @@ def command(location: str | None, by_passphrase: bool, service: str | None, as_j
     else:
         note(f"Its key lies in {safe(str(written))}: copy it to a safe place.")
         note("Without that file nobody can read the store; with it, anybody who has the store can.")
-
-
-def _new_passphrase() -> str:
-    if not os.isatty(0):
-        raise NotAllowed("no passphrase", hint="set CAIRN_PASSPHRASE, or run where it can be asked for")
-    answer: str = click.prompt("New passphrase", hide_input=True, confirmation_prompt=True, err=True)
-    return answer

@@ -1,14 +1,13 @@
 """`cairn keys`: generations of keys, and what to keep for a bad day."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from cairn.cli.opening import PlainPath, open_registry, store_options
+from cairn.cli.opening import PlainPath, new_passphrase, open_registry, store_options
 from cairn.cli.output import count, emit, emit_json, note, safe, table
-from cairn.core.errors import NotAllowed, UsageError
+from cairn.core.errors import UsageError
 
 
 @click.group()
@@ -89,7 +88,7 @@ def rewrap(by_passphrase: bool, service: str | None) -> None:
     with open_registry() as registry:
         passphrase = None
         if by_passphrase or (service is None and needs_passphrase(registry)):
-            passphrase = Settings.from_environment().new_passphrase or _new_passphrase()
+            passphrase = Settings.from_environment().new_passphrase or new_passphrase("CAIRN_NEW_PASSPHRASE")
         key_file = rotate_root(registry, passphrase, service)
         generation = registry.state.root_generation
     emit(f"the root key is of generation {generation}")
@@ -112,10 +111,3 @@ def export_recovery(file: Path) -> None:
         export(registry, file)
     emit(f"wrote {safe(str(file))}")
     note("Whoever holds it can read and write everything in the store: take it away from this machine.")
-
-
-def _new_passphrase() -> str:
-    if not os.isatty(0):
-        raise NotAllowed("no new passphrase", hint="set CAIRN_NEW_PASSPHRASE, or run where it can be asked for")
-    answer: str = click.prompt("New passphrase", hide_input=True, confirmation_prompt=True, err=True)
-    return answer

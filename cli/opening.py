@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cairn.cli.output import note
+from cairn.core.errors import NotAllowed
 
 if TYPE_CHECKING:
     from cairn.registry.localfiles import KeyHome
@@ -115,4 +116,19 @@ def ask_passphrase() -> str | None:
     if not os.isatty(0):
         return None
     answer: str = click.prompt("Passphrase", hide_input=True, err=True)
+    return answer
+
+
+def new_passphrase(variable: str) -> str:
+    """Ask a person at a terminal for a new passphrase, twice.
+
+    Args:
+        variable: of the environment, which the caller found empty.
+
+    Raises:
+        NotAllowed: there is no terminal.
+    """
+    if not os.isatty(0):
+        raise NotAllowed("no new passphrase", hint=f"set {variable}, or run where it can be asked for")
+    answer: str = click.prompt("New passphrase", hide_input=True, confirmation_prompt=True, err=True)
     return answer

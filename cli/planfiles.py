@@ -1,14 +1,36 @@
-"""Reading and writing the files of plans that delete, for `cairn retain` and `cairn delete`."""
+"""Plans that delete, for `cairn retain` and `cairn delete`: their options, and reading and writing their files."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import click
+
+from cairn.cli.opening import Command, PlainPath, store_options
 from cairn.cli.output import note, safe
 from cairn.core.errors import DestinationExists, NotFoundError
 from cairn.core.limits import PLAN_BYTES_MAX
 
 if TYPE_CHECKING:
     import msgspec
+
+
+def plan_options(command: Command) -> Command:
+    """Add the options of `plan`."""
+    output = PlainPath(path_type=Path)
+    command = store_options(command)
+    command = click.option("-q", "--quiet", is_flag=True, help="Print the ids of those that would go.")(command)
+    command = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+    return click.option("-o", "--output", type=output, metavar="FILE", help="Write the plan, to be applied.")(command)
+
+
+def apply_options(command: Command) -> Command:
+    """Add the options of `apply`."""
+    seconds: dict[str, Any] = {"type": click.FloatRange(min=0), "default": 0.0, "metavar": "SECONDS"}
+    command = store_options(command)
+    command = click.option("-q", "--quiet", is_flag=True, help="Print the ids of those that went.")(command)
+    command = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+    command = click.option("--grace", **seconds, help="Surely restorable so long.")(command)
+    return click.option("--yes", is_flag=True, help="Do it.")(command)
 
 
 def read_plan(target: str, hint: str) -> bytes:

@@ -1,15 +1,14 @@
 """`cairn retain`: keep the checkpoints of a branch that rules name, delete the others."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cairn.cli.opening import PlainPath, open_registry, store_options
+from cairn.cli.opening import Command, open_registry, store_options
 from cairn.cli.output import emit, emit_json, note, safe, table, when
-from cairn.cli.planfiles import read_plan, say_what_is_next, write_plan
+from cairn.cli.planfiles import apply_options, plan_options, read_plan, say_what_is_next, write_plan
 from cairn.core.errors import UsageError
 from cairn.core.ids import short
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from cairn.registry.retaining import RetentionPlan
     from cairn.registry.retention import Retention
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 _PERIODS = ("hourly", "daily", "weekly", "monthly", "yearly")
 _NO_FILE = "'cairn retain plan MODEL -o FILE' makes one; for a MODEL, name rules such as --last 5"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -61,10 +59,7 @@ def command() -> None:
 @command.command("plan")
 @click.argument("selector", metavar="MODEL[@BRANCH]")
 @_rules
-@click.option("-o", "--output", type=PlainPath(path_type=Path), metavar="FILE", help="Write the plan, to be applied.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("-q", "--quiet", is_flag=True, help="Print the ids of those that would go.")
-@store_options
+@plan_options
 def plan(selector: str, output: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
     """Say of each checkpoint of a branch whether it stays and by which rules. Changes nothing."""
     rules = _rules_of(options)
@@ -81,13 +76,7 @@ def plan(selector: str, output: Path | None, as_json: bool, quiet: bool, **optio
 @command.command("apply")
 @click.argument("target", metavar="FILE|MODEL[@BRANCH]")
 @_rules
-@click.option("--yes", is_flag=True, help="Do it.")
-@click.option(
-    "--grace", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS", help="Surely restorable so long."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("-q", "--quiet", is_flag=True, help="Print the ids of those that went.")
-@store_options
+@apply_options
 def apply(target: str, yes: bool, grace: float, as_json: bool, quiet: bool, **options: Any) -> None:
     """Delete what a plan's FILE says, or what the rules leave of MODEL. They can be restored at first."""
     from cairn.registry.retaining import apply_plan, decode_plan, retain

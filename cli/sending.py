@@ -1,13 +1,13 @@
 """What `push` and `pull` share: they are one operation in two directions."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from cairn.cli.opening import ask_passphrase, open_registry, store_options, tell_unrecorded
+from cairn.cli.opening import Command, ask_passphrase, open_registry, store_options, tell_unrecorded
 from cairn.cli.output import count, emit, emit_json, note, safe, size
 from cairn.cli.progress import ProgressBar
 from cairn.core.ids import short
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from cairn.registry.registry import Registry
     from cairn.registry.sync import Sent
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 COMPONENTS = ("weights", "optimizer", "training", "provenance")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cairn.cli import exits
-from cairn.cli.opening import StoreChoice, ask_passphrase, store_location, store_options
+from cairn.cli.opening import ask_passphrase, store_options, store_place
 from cairn.cli.output import count, emit, emit_json, note, safe
 from cairn.cli.progress import ProgressBar
 from cairn.cli.verified import as_json as facts_of
@@ -101,20 +101,9 @@ class _Run:
 
     def verify(self, progress: ProgressBar) -> "VerifyReport":
         """Check the chosen store, also one that is too damaged to open."""
-        from cairn.core.settings import Settings
         from cairn.gc.scrub_open import verify_store
-        from cairn.registry.localfiles import KeyHome
-        from cairn.registry.location import backend_at
-        from cairn.registry.opened import KeySource
 
-        settings = Settings.from_environment()
-        named = click.get_current_context().ensure_object(StoreChoice).key_file
-        source = KeySource(Path(named) if named else settings.key_file, settings.passphrase, ask_passphrase)
-        home = KeyHome(settings.data, settings.state, settings.cache)
-        full = self._part >= 1
-        return verify_store(
-            backend_at(store_location()), home, source, full, progress, lambda one: self._work(one, progress)
-        )
+        return verify_store(*store_place(), self._part >= 1, progress, lambda one: self._work(one, progress))
 
     def _work(self, registry: "Registry", progress: ProgressBar) -> "VerifyReport":
         from cairn.gc.record import record

@@ -4,6 +4,7 @@ import click
 
 from cairn.cli.opening import open_registry, store_options
 from cairn.cli.output import emit, emit_json, safe, when
+from cairn.core.ids import short
 
 
 @click.command()
@@ -39,5 +40,5 @@ def command(subject: str, as_json: bool, quiet: bool) -> None:
         emit(what.name)
         emit(f"  {safe(gone.text)}")
         for one in gone.events:
-            who = f"{when(one.claimed_at)}  by {one.actor.hex()[:12]}"
+            who = f"{when(one.claimed_at)}  by {short(one.actor)}"
             emit(f"  entry {one.n:>6}  {who}  {one.type:<12} {safe(one.text)}")

@@ -1,7 +1,7 @@
 """What a store keeps, what it costs, and whether it is whole.
 
 * **root** - a checkpoint that the log's fold holds: what must stay readable (`roots.py`).
-* **mark** - the ids of all chunks and pages that roots need, taken from their reachability lists (`mark.py`).
+* **mark** - the ids of all chunks and pages that roots need, taken from their reachability lists (`counted.py`).
 * **usage** - counts and bytes: what is stored, what of it is needed, what interrupted writers left (`usage.py`).
 * **scrub** - reading everything again and comparing it with what was committed (`scrub.py`); *quick* reads logs, keys,
   manifests and the directories of packs, *sampled* and *full* open stored chunks as well. It changes nothing.

@@ -35,7 +35,6 @@ from cairn.registry.session import Session
 from cairn.registry.shortcuts import write_shortcuts
 from cairn.registry.state import State, name_of_key
 from cairn.registry.uploads import Uploads
-from cairn.store.index import encode_piece, pack_table
 
 _ROUNDS_MAX = 1000
 _FIRST_LOOK_SECONDS = 0.05
@@ -248,10 +247,8 @@ class Collector:
         plan.repacked = [number for number in plan.repacked if number not in repacked.unreadable]
         written, (epoch, position) = repacked.save.written, session.settle()
         if written.packs:
-            plain = encode_piece(written.packs, written.entries)
-            uploads = Uploads(self._opened, session)
-            piece = uploads.index_piece(plain)
-            copies = _Copies((session.id,), epoch, position, pack_table(plain), (piece,), repacked.copied)
+            packs, pieces = Uploads(self._opened, session).index(written)
+            copies = _Copies((session.id,), epoch, position, packs, pieces, repacked.copied)
             copies.size = sum(pack.size for pack in written.packs)
         return copies
 

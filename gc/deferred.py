@@ -5,11 +5,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from cairn.core.errors import CairnError
-from cairn.gc.liveness import has, list_words, union
+from cairn.gc.liveness import columns_of_piece, has, list_words, union, words_of_ids
 from cairn.gc.observe import list_pins
 from cairn.gc.silence import Silence
-from cairn.registry.indexing import locations_of
 from cairn.registry.registry import Registry
+from cairn.registry.state import split_keys
 
 
 class Deferral:
@@ -23,13 +23,13 @@ class Deferral:
         self._words = np.zeros(0, np.uint64)
         for pin in live:
             if pin.record is not None:
-                width = 29
-                joined = pin.record.objects
-                self._objects.update(joined[at : at + width] for at in range(0, len(joined), width))
+                keys = split_keys(pin.record.objects)
+                self._objects.update(keys or ())
+                self._all = self._all or keys is None  # what it protects cannot be told
                 try:
                     words = list_words(registry.opened, pin.record.reachability)
                 except CairnError:
-                    self._all = True  # what it protects cannot be told
+                    self._all = True  # likewise
                 else:
                     self._words = union(self._words, words)
 
@@ -41,9 +41,8 @@ class Deferral:
         state, kept = self._registry.state, set[int]()
         for piece in state.pieces:
             if not wanted.isdisjoint(range(piece.first, piece.first + piece.count)):
-                found, complete = locations_of(self._registry.opened, state, piece)
-                words = np.array([int.from_bytes(one[:8], "big") for one, _ in found], np.uint64)
-                kept.update(at.pack for (_, at), held in zip(found, has(self._words, words), strict=True) if held)
+                (ids, packs, _, _), complete = columns_of_piece(self._registry.opened, state, piece)
+                kept.update(packs[has(self._words, words_of_ids(ids))].tolist())
                 if not complete:
                     kept.update(range(piece.first, piece.first + piece.count))
         return wanted & kept

@@ -7,13 +7,13 @@ from cairn.core.errors import CairnError, NotAllowed
 from cairn.core.process import ProcessMark, is_known_dead, this_machine
 from cairn.gc.doctor_machine import on_this_machine, store_folder
 from cairn.gc.drops import due_to_drop
-from cairn.gc.observe import SeenSession, list_objects, list_pins, list_sessions
+from cairn.gc.observe import SeenSession, left_over, list_objects, list_pins, list_sessions
 from cairn.gc.remark import ACT, FINE, NOTE, Remark, several, size, span
 from cairn.gc.roots import live_checkpoints
 from cairn.gc.silence import Silence
 from cairn.registry.reads import ENDED, FOLDER
 from cairn.registry.registry import Registry
-from cairn.registry.state import State, named_keys
+from cairn.registry.state import State
 
 _NS = 1_000_000_000
 _VERIFY_DAYS = 30
@@ -132,19 +132,15 @@ def _condemned(state: State, sessions: list[SeenSession]) -> Iterator[Remark]:
 
 
 def _leftovers(registry: Registry, state: State, sessions: list[SeenSession]) -> Remark:
-    alive = {one.id for one in sessions if not one.dead}
-    named = named_keys(state)
-    found = {
-        key: size_ for key, size_ in list_objects(registry.opened).items()
-        if key not in named and key not in state.condemned_objects
-    }  # fmt: skip
-    dead = [size_ for key, size_ in found.items() if key[:16] not in alive]
+    objects = list_objects(registry.opened)
+    dead = left_over(objects, state, sessions)
     if dead:
-        text = f"interrupted writers left {several(len(dead), 'object')} of {size(sum(dead))}"
+        text = f"interrupted writers left {several(len(dead), 'object')} of {size(sum(objects[key] for key in dead))}"
         return Remark(
             "leftovers", NOTE, text, "cairn gc apply --yes frees them; 'cairn gc plan' tells what else would go"
         )
-    under_way = f"; live writers have {size(sum(found.values()))} under way" if found else ""
+    found = left_over(objects, state, ())
+    under_way = f"; live writers have {size(sum(objects[key] for key in found))} under way" if found else ""
     return Remark("leftovers", FINE, f"nothing is left over{under_way}")
 
 

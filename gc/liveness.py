@@ -87,6 +87,11 @@ def first_words(joined: Array) -> Array:
     return joined.view(">u8")[::_WORDS].astype(np.uint64)
 
 
+def words_of_ids(ids: Array) -> Array:
+    """First 8 bytes of each id of a column."""
+    return first_words(np.frombuffer(ids.tobytes(), np.uint8))
+
+
 def union(some: Array, more: Array) -> Array:
     """Distinct numbers of two ascending columns, ascending; merging beats hashing, which `numpy.union1d` does."""
     together = np.concatenate((some, more))
@@ -147,7 +152,7 @@ def stored_in(
     columns: list[list[Array]] = []
     known = set[int]()
     for piece in state.pieces:
-        found, complete = _columns(opened, state, piece)
+        found, complete = columns_of_piece(opened, state, piece)
         columns.append(found)
         if complete:
             known.update(range(piece.first, piece.first + piece.count))
@@ -163,7 +168,7 @@ def stored_in(
     ids, packs, offsets, lengths = _corrected(opened, state, [ids, packs, offsets, lengths], wrong)
     rows = in_force[packs]
     ids, packs, offsets, lengths = ids[rows], packs[rows], offsets[rows], lengths[rows]
-    words = first_words(np.frombuffer(ids.tobytes(), np.uint8))
+    words = words_of_ids(ids)
     absent = np.zeros(state.pack_count + 1, bool)
     absent[list(missing)] = True
     doubtful = absent[packs]
@@ -206,8 +211,8 @@ def packs_of_chunks(stored_bytes: Array, chunks: Array) -> Array:
     return sizes
 
 
-def _columns(opened: OpenStore, state: State, piece: Piece) -> tuple[list[Array], bool]:
-    """What a piece says, in the state's pack numbers, or failing that the footers; and whether nothing is lacking."""
+def columns_of_piece(opened: OpenStore, state: State, piece: Piece) -> tuple[list[Array], bool]:
+    """Ids, packs, offsets and lengths that a piece lists, failing that the footers; and whether nothing is lacking."""
     try:
         plain, what = piece_plain(opened, state, piece)
         check_piece(plain, what)

@@ -4,18 +4,18 @@ A writer whose session had ended when sessions were listed has its commit in the
 session was not there yet has uploaded nothing that is in the listing of objects.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from cairn.core.errors import BadName, IntegrityError, ObjectNotFound
-from cairn.core.ids import SessionId, parse_object_name
+from cairn.core.ids import RANDOM_ID_BYTES, SessionId, parse_object_name
 from cairn.gc.silence import Silence
 from cairn.registry import pins, session
 from cairn.registry.opened import OpenStore
 from cairn.registry.pins import PinRecord, pins_named, read_pin
 from cairn.registry.registry import Registry
 from cairn.registry.session import SessionRecord, read_session, sessions_named
-from cairn.registry.state import OBJECT_KINDS, State
+from cairn.registry.state import OBJECT_KINDS, State, named_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,25 @@ def list_objects(opened: OpenStore) -> dict[bytes, int]:
         if kind in OBJECT_KINDS:
             found[owner + random + bytes((OBJECT_KINDS.index(kind),))] = listed.size
     return found
+
+
+def left_over(
+    objects: Iterable[bytes],
+    state: State,
+    sessions: Iterable[SeenSession],
+    dropped: Collection[tuple[bytes, bytes]] = (),
+) -> list[bytes]:
+    """Keys, ascending, of objects that nobody needs and no live writer has uploaded, and that are not condemned yet.
+
+    Args:
+        dropped: see `named_keys`.
+    """
+    needed, owners = named_keys(state, dropped), {seen.id for seen in sessions if not seen.dead}
+    return sorted(
+        key
+        for key in objects
+        if key not in needed and key not in state.condemned_objects and key[:RANDOM_ID_BYTES] not in owners
+    )
 
 
 def list_sessions(opened: OpenStore, silence: Silence, dead: Collection[SessionId] = ()) -> list[SeenSession]:

@@ -14,11 +14,11 @@ from cairn.core.errors import ObjectNotFound
 from cairn.core.limits import GC_OBJECTS_PER_ROUND, GC_PACKS_PER_ROUND, GC_REPACK_BYTES_PER_ROUND, GC_UNUSED_FRACTION
 from cairn.gc.counted import Counted
 from cairn.gc.liveness import Array, Needed, Stored, packs_of_chunks, stored_in
-from cairn.gc.observe import Observed
+from cairn.gc.observe import Observed, left_over
 from cairn.gc.roots import all_roots, packs_in_force
 from cairn.registry.opened import OpenStore
 from cairn.registry.registry import Registry
-from cairn.registry.state import BINARY_NAME_BYTES, OBJECT_KINDS, State, named_keys, objects_of, pack_key
+from cairn.registry.state import BINARY_NAME_BYTES, OBJECT_KINDS, State, named_keys, pack_key
 from cairn.store.index import PackRef
 
 _DELETED = tuple[bytes, bytes]
@@ -149,17 +149,7 @@ def live_bytes(state: State, stored: Stored, needed: Needed) -> tuple[Array, Arr
 
 def _choose_objects(plan: Plan, observed: Observed) -> None:
     """Leftovers of writers that live no more, and what dropped checkpoints had of their own."""
-    state = observed.state
-    owners = {seen.id for seen in observed.sessions if not seen.dead}
-    needed = named_keys(state)
-    for model, checkpoint in plan.drops:
-        held = state.models[model].gone[checkpoint].checkpoint
-        if held is not None:
-            needed.difference_update(objects_of(held))
-    found = sorted(
-        key for key in observed.objects
-        if key not in needed and key not in state.condemned_objects and key[:16] not in owners
-    )  # fmt: skip
+    found = left_over(observed.objects, observed.state, observed.sessions, set(plan.drops))
     if len(found) > GC_OBJECTS_PER_ROUND:
         found, plan.complete = found[:GC_OBJECTS_PER_ROUND], False
     plan.objects = found

@@ -23,14 +23,14 @@ from cairn.gc.report import VerifyReport
 from cairn.gc.roots import Root, roots_by_value
 from cairn.gc.scrub import Scrub
 from cairn.gc.scrub_memory import ScrubMemory
-from cairn.registry.entries import MergeIndex, ObjectRef, Supply
+from cairn.registry.entries import MergeIndex, Supply
 from cairn.registry.reachability import read_reachability
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
 from cairn.registry.state import Piece, State
 from cairn.registry.uploads import Uploads
 from cairn.store.chunkstore import ChunkSave
-from cairn.store.index import encode_piece, pack_table
+from cairn.store.written import Written
 
 # Log, roots, pages, pages of pages, chunks: each can become readable by the round before; and twice for collectors.
 _ROUNDS_MAX = 8
@@ -156,11 +156,7 @@ class Repair:
         return other
 
     def _supply(self, uploads: Uploads, fix: Fix, good: tuple[int, int], save: ChunkSave | None) -> None:
-        packs, pieces = b"", tuple[ObjectRef, ...]()
-        if save is not None:
-            plain = encode_piece(save.written.packs, save.written.entries)
-            packs = pack_table(plain)
-            pieces = (uploads.index_piece(plain),)
+        packs, pieces = uploads.index(save.written if save is not None else Written())
         root = fix.root
 
         def build(state: State) -> Supply:

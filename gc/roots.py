@@ -41,18 +41,22 @@ def roots_by_value(state: State) -> list[tuple[str, Root]]:
 
 
 def all_roots(state: State, but: Collection[tuple[bytes, bytes]] = ()) -> list[Root]:
-    """Live checkpoints, and deleted ones that can be restored.
+    """Live checkpoints, and deleted ones that can be restored. `but` as in `deleted_checkpoints`."""
+    return sorted([*live_checkpoints(state), *deleted_checkpoints(state, but)], key=lambda root: root.state.n)
+
+
+def deleted_checkpoints(state: State, but: Collection[tuple[bytes, bytes]] = ()) -> list[Root]:
+    """Every deleted checkpoint that can be restored.
 
     Args:
-        but: model and checkpoint of deleted ones that are to be dropped.
+        but: model and checkpoint of those that are to be dropped.
     """
-    deleted = [
+    return [
         Root(ModelId(model), CheckpointId(checkpoint), gone.checkpoint)
         for model, held in state.models.items()
         for checkpoint, gone in held.gone.items()
         if gone.checkpoint is not None and (model, checkpoint) not in but
     ]
-    return sorted([*live_checkpoints(state), *deleted], key=lambda root: root.state.n)
 
 
 def packs_in_force(state: State) -> list[int]:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from cairn.core.errors import CairnError, IntegrityError, NotAllowed, ObjectNotFound
 from cairn.core.ids import ContentId
-from cairn.gc.roots import Root, all_roots, live_checkpoints, named_objects, packs_in_force
-from cairn.gc.sessions import OpenSession
+from cairn.gc.roots import Root, deleted_checkpoints, live_checkpoints, named_objects, packs_in_force
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.indexing import locations_of
 from cairn.registry.reachability import read_reachability
@@ -15,6 +14,14 @@ from cairn.registry.registry import Registry
 from cairn.registry.session import open_sessions, read_session
 from cairn.registry.state import State, name_of_key
 from cairn.store.crypto.components import ComponentClass
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """A session whose object exists; `epoch` is None where the object is damaged."""
+
+    id: str
+    epoch: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +77,8 @@ def usage(registry: Registry) -> Usage:
     backend = registry.opened.backend
     stored = {listed.name: listed.size for listed in backend.list("")}
     leftovers = {name for name in stored if name.startswith("objects/")} - named_objects(state)
-    live = live_checkpoints(state)
-    needed, bytes_logical, unreadable = _needed(registry, live, live=True)
-    others = [root for root in all_roots(state) if root not in live]
-    deleted, _, unreadable_too = _needed(registry, others, live=False)
+    needed, bytes_logical, unreadable = _needed(registry, live_checkpoints(state), live=True)
+    deleted, _, unreadable_too = _needed(registry, deleted_checkpoints(state), live=False)
     packs = packs_in_force(state)
     reachable, restorable, unreferenced = _split_bytes(registry, state, needed, deleted - needed)
     condemned = {name_of_key(key) for key in state.condemned_objects}

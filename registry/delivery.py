@@ -19,7 +19,7 @@ from cairn.core.progress import Progress
 from cairn.manifests.schema import TensorEntry
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.contents import Entry, Named, contents
-from cairn.registry.entries import Commit, ObjectRef, RefChange, Supply
+from cairn.registry.entries import Commit, RefChange, Supply
 from cairn.registry.fold import BRANCH
 from cairn.registry.gone import check_may_return
 from cairn.registry.indexing import read_object
@@ -38,7 +38,7 @@ from cairn.registry.uploads import Uploads
 from cairn.store.chunkstore import ChunkSave
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.objects import ObjectKind, open_object
-from cairn.store.index import PackRef, encode_piece, pack_table
+from cairn.store.index import PackRef
 from cairn.store.pack import PackedChunk
 from cairn.store.written import WriteCounts
 
@@ -215,7 +215,7 @@ class Delivery:
     # --- manifest -----------------------------------------------------------------------------------
 
     def _supply(self, uploads: Uploads, save: ChunkSave, good: tuple[int, int], reachable: set[ContentId]) -> None:
-        packs, pieces = self._index(uploads, save)
+        packs, pieces = uploads.index(save.written)
         reach = uploads.reachability(reachable)
 
         def build(state: State) -> Supply:
@@ -239,7 +239,7 @@ class Delivery:
     ) -> None:
         source, secrets = self._source.opened, self._target.opened.secrets
         state, (name, kind, before) = self._manifest.state, ref
-        packs, pieces = self._index(uploads, save)
+        packs, pieces = uploads.index(save.written)
         roots = tuple(
             msgspec.structs.replace(root, object=uploads.put(read_object(source, root.object, "root"), "root"))
             for root in state.roots
@@ -299,9 +299,3 @@ class Delivery:
         there = target.models[self._model]
         behind = (one.parent for one in walk(self._source, self._model, self._checkpoint))
         return next((at for at in behind if at in there.checkpoints or at in there.gone), None)
-
-    def _index(self, uploads: Uploads, save: ChunkSave) -> tuple[bytes, tuple[ObjectRef, ...]]:
-        """Records of the packs, and the index piece that lists what is in them."""
-        plain = encode_piece(save.written.packs, save.written.entries)
-        packs = pack_table(plain)
-        return packs, (uploads.index_piece(plain),) if packs else ()

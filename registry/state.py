@@ -1,6 +1,7 @@
 """The state that the log says, as one value."""
 
 import struct
+from collections.abc import Collection
 from itertools import pairwise
 
 import msgspec
@@ -235,18 +236,21 @@ def objects_of(checkpoint: Checkpoint) -> list[bytes]:
     return keys + ([object_key(checkpoint.envelope, "envelope")] if checkpoint.envelope is not None else [])
 
 
-def named_keys(state: State) -> set[bytes]:
+def named_keys(state: State, dropped: Collection[tuple[bytes, bytes]] = ()) -> set[bytes]:
     """Keys of all collectable objects that a state needs or still counts: any other is a leftover.
 
     Packs are all that were ever numbered: a number is what condemns those.
+
+    Args:
+        dropped: model and checkpoint of deleted ones that count as dropped.
     """
     keys = pack_keys(state.packs)
     keys.update(object_key(piece.object, "index") for piece in state.pieces)
-    for model in state.models.values():
+    for identifier, model in state.models.items():
         for checkpoint in model.checkpoints.values():
             keys.update(objects_of(checkpoint))
-        for gone in model.gone.values():
-            if gone.checkpoint is not None:
+        for deleted, gone in model.gone.items():
+            if gone.checkpoint is not None and (identifier, deleted) not in dropped:
                 keys.update(objects_of(gone.checkpoint))
     return keys
 

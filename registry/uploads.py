@@ -10,7 +10,8 @@ from cairn.registry.entries import ObjectRef
 from cairn.registry.opened import OpenStore
 from cairn.registry.session import Session
 from cairn.store.crypto.objects import ObjectKind, seal_object
-from cairn.store.index import sorted_ids
+from cairn.store.index import encode_piece, pack_table, sorted_ids
+from cairn.store.written import Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,13 @@ class Uploads:
     def index_piece(self, plain: bytes) -> ObjectRef:
         """Seal and upload an encoded index piece."""
         return self.seal(self.opened.secrets.k_index, ObjectKind.INDEX_PIECE, plain, "index")
+
+    def index(self, written: Written) -> tuple[bytes, tuple[ObjectRef, ...]]:
+        """Records of the packs that were written, as an entry lists them, and the piece that says what is in them."""
+        if not written.packs:
+            return b"", ()
+        plain = encode_piece(written.packs, written.entries)
+        return pack_table(plain), (self.index_piece(plain),)
 
     def reachability(self, ids: Iterable[ContentId]) -> ObjectRef:
         """Seal and upload a checkpoint's list of all that it needs."""

@@ -13,6 +13,7 @@ import pytest
 
 from cairn.core.errors import CairnError
 from tests.cases.shell import Shell
+from tests.support.ports import free_ports
 from tests.support.s3 import (
     ACCESS_KEY,
     BUCKET,
@@ -20,7 +21,6 @@ from tests.support.s3 import (
     Server,
     _answers,
     _command,
-    free_ports,
     fresh_prefix,
     s3_server,
 )

@@ -67,7 +67,7 @@ class LowMemoryAdam(Optimizer):
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.1})
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]
@@ -116,7 +116,7 @@ class Masters(Optimizer):
     def __init__(self, parameters: Any, lr: float = 1e-4) -> None:
         super().__init__(parameters, {"lr": lr})
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]

@@ -241,7 +241,8 @@ def test_R27_a_resume_in_the_middle_of_an_epoch_sees_every_sample_once(runs: Run
 
     def epoch(net: Net, optimizer: torch.optim.AdamW, sampler: Any, steps: int | None = None) -> list[int]:
         seen: list[int] = []
-        batches = DataLoader(list(range(64)), batch_size=4, sampler=sampler)  # type: ignore[arg-type]  # a list is a dataset
+        numbers: Any = range(64)
+        batches = DataLoader(numbers, batch_size=4, sampler=sampler)
         for batch in islice(batches, steps):
             seen += batch.tolist()
             train(net, optimizer, [int(batch[0]) + random.randrange(100)])

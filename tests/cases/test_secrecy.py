@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn.core.errors import CairnError
+from cairn.core.ids import ModelId
 from cairn.registry import stores
 from cairn.registry.opened import OpenStore
 from cairn.registry.registry import Registry
@@ -239,7 +240,7 @@ def every_secret(shell: Shell, registry: Registry) -> list[str]:
     """Spellings of all secrets of a store, and of digests."""
     held = [*secrets_of(registry.opened)]
     for model in registry.state.models:
-        for pair in registry.model_keys(model).all():  # type: ignore[arg-type]  # keys of the fold are plain bytes
+        for pair in registry.model_keys(ModelId(model)).all():
             assert pair.private is not None
             held.append(pair.private)
     for entry in shell.entries().values():
@@ -337,8 +338,8 @@ def test_X10_no_object_shows_a_secret_when_printed(shell: Shell) -> None:
         registry,
         registry.state,
         shell.entries,
-        *registry.model_keys(next(iter(registry.state.models))).all(),
-    ]  # type: ignore[arg-type]  # as above
+        *registry.model_keys(ModelId(next(iter(registry.state.models)))).all(),
+    ]
     text = "".join(f"{one!r} {one!s}" for one in shown)
     assert not [secret for secret in secrets if secret in text]
     with pytest.raises(CairnError) as caught:

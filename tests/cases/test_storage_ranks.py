@@ -14,9 +14,8 @@ from cairn.core.errors import CairnError, ObjectNotFound, TryAgain, UsageError
 from cairn.registry.registry import Registry
 from cairn.store.backends.contract import Backend, Listed
 from cairn.store.backends.faults import Fail, FaultyBackend
-from cairn.store.backends.memory import MemoryBackend
 from tests.cases.training import Net
-from tests.support.stores import Site, new_site
+from tests.support.stores import Site, copied, new_site
 from tests.support.threads import ThreadRendezvous, run_threads
 
 # Every rank knows what happened after so long.
@@ -166,9 +165,7 @@ def test_D05_one_rank_decides_whether_there_is_a_checkpoint(site: Site) -> None:
 
 def test_D26_ranks_at_different_roots_are_told_before_anything_is_committed(site: Site) -> None:
     assert job(opened(site, [site.backend] * 2), saved(1)) == [1, 1]
-    copy = MemoryBackend()
-    copy._objects = dict(site.backend._objects)  # type: ignore[attr-defined]  # a memory backend
-    views = opened(site, [site.backend, copy])
+    views = opened(site, [site.backend, copied(site.backend)])
     found = job(views, saved(2))
     assert all(isinstance(one, CairnError) and "rank 1" in one.message for one in found), found
     for registry in views:

@@ -52,11 +52,11 @@ def test_an_interrupted_run_goes_on(shell: Shell, packs: list[Path], monkeypatch
     left = [4]
     whole = scrub_chunks.ChunkScrub._check_batch
 
-    def interrupted(self: scrub_chunks.ChunkScrub, *arguments: object) -> None:
+    def interrupted(self: scrub_chunks.ChunkScrub, *arguments: Any) -> None:
         left[0] -= 1
         if left[0] < 0:
             raise KeyboardInterrupt
-        whole(self, *arguments)  # type: ignore[arg-type]  # passed on as they came
+        whole(self, *arguments)
 
     with monkeypatch.context() as patched:
         patched.setattr(scrub_chunks.ChunkScrub, "_check_batch", interrupted)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -208,15 +209,15 @@ def clear(backend: Backend) -> None:
         backend.delete(listed.name)
 
 
-def push(world: World, source: str = "here", target: str = "there", selector: str = "m", **options: object) -> None:
+def push(world: World, source: str = "here", target: str = "there", selector: str = "m", **options: Any) -> None:
     """Send main, or what a selector names."""
-    settings = SendOptions(**options)  # type: ignore[arg-type]  # checked by the struct
+    settings = SendOptions(**options)
     send(world.registry(source), world.registry(target), selector, settings)
 
 
-def sent(source: str = "here", target: str = "there", **options: object) -> Callable[[World], None]:
+def sent(source: str = "here", target: str = "there", **options: Any) -> Callable[[World], None]:
     """`push` with options, as a run."""
-    return lambda world: push(world, source, target, **options)  # type: ignore[arg-type]  # as `push` takes them
+    return lambda world: push(world, source, target, **options)
 
 
 def cloned(world: World) -> None:

@@ -16,9 +16,8 @@ from cairn.registry.registry import Registry
 from cairn.registry.retaining import retain
 from cairn.registry.retention import Retention
 from cairn.store.backends.faults import Crash, Effect, Fail, FaultyBackend, LoseAnswer, Stopped
-from cairn.store.backends.memory import MemoryBackend
 from tests.support.histories import History, drop_due
-from tests.support.stores import Site, checkout_to
+from tests.support.stores import Site, checkout_to, copied
 from tests.support.trees import snapshot
 
 Steps = list[int | None]
@@ -50,11 +49,8 @@ def line(tmp_path: Path) -> History:
 
 def copy_of(site: Site, state: Path) -> Site:
     """The store as it is, and a user who remembers as much of it."""
-    copy = replace(site, backend=MemoryBackend(), home=replace(site.home, state=state))
-    for listed in site.backend.list():
-        copy.backend.create(listed.name, [site.backend.read(listed.name)])
     shutil.copytree(site.home.state, state)
-    return copy
+    return replace(site, backend=copied(site.backend), home=replace(site.home, state=state))
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cairn.core.errors import CairnError, ConflictError, IntegrityError, NotFoundError, TryAgain
 from cairn.core.ids import CheckpointId, ContentId, ModelId
@@ -198,11 +199,11 @@ class Play:
 
         return self.begin(f"read {which}", work, (NotFoundError, TryAgain))
 
-    def collect(self, **options: object) -> Lane:
+    def collect(self, **options: Any) -> Lane:
         """Begin to collect."""
 
         def work(saved: Saved, registry: Registry) -> None:
-            self.collector(registry, Options(**options)).run()  # type: ignore[arg-type]  # checked by the dataclass
+            self.collector(registry, Options(**options)).run()
 
         return self.begin("collect", work, (TryAgain,))
 

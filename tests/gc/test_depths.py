@@ -1,6 +1,7 @@
 """How much a scrub reads, in which order, and how it goes on where it was stopped; beside a collector too."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,8 +120,8 @@ def _noted(site: Site) -> int:
     return len(site.names(".pack"))
 
 
-def _remembered(site: Site, **options: object) -> VerifyReport:
-    memory = memory_of(site, **options)  # type: ignore[arg-type]  # passed on as it came
+def _remembered(site: Site, **options: Any) -> VerifyReport:
+    memory = memory_of(site, **options)
     memory.begin(FULL)
     report = verify(site.registry(), full=True, memory=memory)
     memory.close()
@@ -188,9 +189,9 @@ class _Collecting(FaultyBackend):
             self._collect("list")
         return found
 
-    def read_into(self, name: str, offset: int, target: object) -> int:
+    def read_into(self, name: str, offset: int, target: Any) -> int:
         self._collect("read_into")
-        return super().read_into(name, offset, target)  # type: ignore[arg-type]  # passed on as it came
+        return super().read_into(name, offset, target)
 
     def _collect(self, at: str) -> None:
         if at == self._at and self._left:

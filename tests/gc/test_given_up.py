@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,15 +39,15 @@ def site(tmp_path: Path) -> Site:
     return site
 
 
-def commit(registry: Registry, tree: Path, **options: object) -> CheckpointId:
+def commit(registry: Registry, tree: Path, **options: Any) -> CheckpointId:
     """Commit a file that nothing else has."""
     tree.mkdir(exist_ok=True)
     (tree / "file").write_bytes(os.urandom(3 << 10))
     return commit_tree(registry, tree, **options).checkpoint
 
 
-def give_up(site: Site, session: Session, **options: object) -> Collector:
-    collector = Collector(site.registry(), Options(dead=(session.id,), wait_seconds=0, **options))  # type: ignore[arg-type]  # checked by the dataclass
+def give_up(site: Site, session: Session, **options: Any) -> Collector:
+    collector = Collector(site.registry(), Options(dead=(session.id,), wait_seconds=0, **options))
     collector.run()
     return collector
 

@@ -200,8 +200,8 @@ class Model(RuleBasedStateMachine):
     def look(self) -> None:
         self.play.check()
 
-    def check_invariants(self, *args: object, **kwargs: object) -> None:
-        super().check_invariants(*args, **kwargs)  # type: ignore[arg-type]  # passed on
+    def check_invariants(self, *args: Any, **kwargs: Any) -> None:
+        super().check_invariants(*args, **kwargs)
         self.counts["steps"] += 1
         assert not self.play.wrong, self.play.wrong
 
@@ -324,8 +324,8 @@ class NoSecondLook(Collector):
 class TrustsItsCache(Collector):
     """Takes what it remembers for what is needed, without a look at newer lists."""
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]  # passed on
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         if self._counted._lists:
             self._counted.count = lambda _: self._counted._words  # type: ignore[method-assign]  # this object's own
 

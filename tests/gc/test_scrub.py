@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from cairn.registry.indexing import locations_of
 from cairn.registry.names import entry_name
 from cairn.registry.opened import KeySource
 from cairn.registry.registry import Registry
+from cairn.registry.session import Session
 from cairn.store import chunkstore
 from cairn.store.backends.faults import Crash, Fail, FaultyBackend, Stopped
 from cairn.store.backends.memory import MemoryBackend
@@ -172,9 +174,9 @@ def test_an_index_of_this_machine_that_lags_behind_is_noted(gallery: Gallery) ->
 
 
 def test_a_list_that_lacks_an_id_is_found(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def short_of_one(registry: Registry, session: object, draft: Draft) -> object:
+    def short_of_one(registry: Registry, session: Session, draft: Draft) -> object:
         draft.reachable.remove(min(draft.reachable))
-        return publishing.publish(registry, session, draft)  # type: ignore[arg-type]  # passed on as it came
+        return publishing.publish(registry, session, draft)
 
     monkeypatch.setattr("cairn.workspace.commit.publish", short_of_one)
     commit_tree(site.registry(), write_files(tmp_path / "t", {"a": b"x" * 5000 + b"y"}))
@@ -198,10 +200,10 @@ def test_a_piece_that_lacks_an_id_is_found(site: Site, tmp_path: Path, monkeypat
 def test_a_chunk_that_belies_its_digest_is_found(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = chunkstore.seal_into
 
-    def lying(*arguments: object) -> int:
+    def lying(*arguments: Any) -> int:
         *before, encoded, target, entropy = arguments
-        wrong = bytes(reversed(bytes(encoded)))  # type: ignore[call-overload]  # a buffer, as `seal_into` says
-        return honest(*before, wrong, target, entropy)  # type: ignore[arg-type]  # passed on as they came
+        wrong = bytes(reversed(bytes(encoded)))
+        return honest(*before, wrong, target, entropy)
 
     with monkeypatch.context() as patched:
         patched.setattr(chunkstore, "seal_into", lying)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cairn.core.errors import IntegrityError
-from cairn.gc.mark import reachable_ids
-from cairn.gc.roots import live_checkpoints, named_objects, packs_in_force
+from cairn.gc.counted import Counted
+from cairn.gc.roots import all_roots, live_checkpoints, named_objects, packs_in_force
 from cairn.gc.scrub import verify
 from cairn.gc.usage import usage
 from tests.gc.gallery import Gallery, flipped
@@ -36,10 +36,11 @@ def test_every_object_but_the_leftover_is_named(gallery: Gallery) -> None:
 
 def test_marking_stops_at_what_it_cannot_read(gallery: Gallery) -> None:
     registry = gallery.site.registry()
-    assert len(reachable_ids(registry.opened, registry.state)) == usage(registry).chunks
+    roots = all_roots(registry.state)
+    assert len(Counted(registry.opened).count(roots)) == usage(registry).chunks
     name = gallery.objects(".reach")[0]
     with gallery.replaced(name, None), pytest.raises(IntegrityError):
-        reachable_ids(registry.opened, registry.state)
+        Counted(registry.opened).count(roots)
 
 
 def test_usage_adds_up(gallery: Gallery) -> None:

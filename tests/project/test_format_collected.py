@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from cairn.core.errors import MissingData
-from cairn.core.ids import CheckpointId, ModelId
+from cairn.core.ids import CheckpointId, ContentId, ModelId
 from cairn.registry.indexing import locations_of
 from cairn.registry.localfiles import KeyHome
 from cairn.registry.opened import KeySource, open_store
@@ -125,7 +125,7 @@ def test_both_readers_find_the_same_places(registry: Registry, store: Store) -> 
         for pack, offset, length in places
     }
     for identifier in store.content.places:
-        assert registry.chunks().index.locations(identifier)  # type: ignore[arg-type]  # bytes, for a content id
+        assert registry.chunks().index.locations(ContentId(identifier))
 
 
 def test_both_readers_find_every_checkpoint_bit_for_bit(registry: Registry, store: Store, tmp_path: Path) -> None:

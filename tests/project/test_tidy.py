@@ -66,11 +66,13 @@ def test_tidy() -> None:
     assert tidy_findings(ROOT, files) == []
 
 
+# Put together, so that no path of a machine stands in this file.
+WORK = "/".join(("", "work", "x"))
 # The bar is taken out before use: it keeps this file from breaking its own rules.
 BREACHES = [
     ("unfinished", "store/pack.py", "x = 1  # TO|DO: more", "x = 1  # to do so"),
     ("unfinished", "docs/design.md", "FIX|ME", "fixme later"),
-    ("path", "docs/design.md", "see /wo|rk/x", "see docs/work/x"),
+    ("path", "docs/design.md", f"see {WORK}", f"see docs{WORK}"),
     ("path", "Makefile", "cd '/ro|ot'", "component/root, {name}/root, /rooted"),
     ("path", "tests/test_a.py", "P = '/ho|me/someone/x'", "P = '~/x'"),
     ("ignore", "store/pack.py", "x = 1  # type: ignore", "x = 1  # type: ignore[misc]  # stub is wrong"),

@@ -16,10 +16,9 @@ from cairn.registry.shortcuts import write_shortcuts
 from cairn.registry.snapshots import SnapshotName
 from cairn.registry.sync import SendOptions, send
 from cairn.store.backends.faults import Crash, Effect, Fail, Fault, FaultyBackend, LoseAnswer, LoseRequest, Stopped
-from cairn.store.backends.memory import MemoryBackend
 from cairn.store.crypto.signing import Identity
 from tests.support.longlogs import by_entries, forget, grow_to, put
-from tests.support.stores import Site, commit_tree
+from tests.support.stores import Site, commit_tree, copied
 from tests.support.trees import write_files
 from tests.support.twins import twin_of
 
@@ -54,10 +53,7 @@ def stored(site: Site) -> set[str]:
 
 def copy_of(site: Site) -> Site:
     """The store as it is, under other hands; caches of the same user."""
-    backend = MemoryBackend()
-    for listed in site.backend.list():
-        backend.create(listed.name, [site.backend.read(listed.name)])
-    return replace(site, backend=backend)
+    return replace(site, backend=copied(site.backend))
 
 
 def written(site: Site, *script: Fault) -> tuple[BaseException | None, FaultyBackend, int]:

@@ -25,7 +25,7 @@ from cairn.store.backends.s3 import S3Backend
 from tests.contracts.backend import BackendContract
 from tests.support.doubles import START_NS, HeldClock
 from tests.support.fake_s3 import SECRETS, FakeS3, Fault, Reply, fake_s3, refusal
-from tests.support.s3 import free_ports
+from tests.support.ports import free_ports
 
 
 @pytest.fixture

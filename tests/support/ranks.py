@@ -8,15 +8,15 @@ import contextlib
 import importlib
 import os
 import pickle
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,22 +91,6 @@ def run_ranks(
 ) -> list[Any]:
     """Run a job to its end."""
     return Job(folder, ranks, function, *arguments, phases=phases).results(seconds)
-
-
-# Below what Linux gives to outgoing connections (32768 and up): one of these could take a port before its job does.
-_PORTS = range(15_000, 32_000)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on just now, and that no connection will be given."""
-    found: list[int] = []
-    with contextlib.ExitStack() as stack:
-        while len(found) < count:
-            port, one = random.SystemRandom().choice(_PORTS), stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                one.bind(("127.0.0.1", port))
-                found.append(port)
-    return found
 
 
 _ports: list[int] = []

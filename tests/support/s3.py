@@ -26,6 +26,7 @@ from cairn.core.clock import SystemClock, SystemEntropy
 from cairn.store.backends.connections import Place
 from cairn.store.backends.s3 import S3Backend
 from cairn.store.backends.s3_signing import Credentials, Signer
+from tests.support.ports import free_ports
 
 ACCESS_KEY, SECRET_KEY = "AKIATESTACCESSKEY", "tEsTsEcReT/kEy+0123456789"
 REGION = "us-east-1"
@@ -159,15 +160,6 @@ def _answers(server: "subprocess.Popen[bytes]", port: int) -> bool:
                 return True
         time.sleep(0.05)
     return False
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in held]
 
 
 @pytest.fixture(scope="session")

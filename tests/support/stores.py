@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from cairn.core.clock import Clock
 from cairn.core.ids import CheckpointId, ModelId
@@ -71,9 +72,17 @@ def new_site(
     return site
 
 
-def commit_tree(registry: Registry, path: Path, model: str = "m", **options: object) -> CommitResult:
+def copied(backend: Backend) -> MemoryBackend:
+    """All objects of a backend, in another one."""
+    copy = MemoryBackend()
+    for listed in backend.list():
+        copy.create(listed.name, [backend.read(listed.name)])
+    return copy
+
+
+def commit_tree(registry: Registry, path: Path, model: str = "m", **options: Any) -> CommitResult:
     """Commit with the options that are named."""
-    return commit(registry, path, model, CommitOptions(**options))  # type: ignore[arg-type]  # checked by the dataclass
+    return commit(registry, path, model, CommitOptions(**options))
 
 
 def checkout_to(registry: Registry, selector: str, destination: Path) -> CheckoutResult:

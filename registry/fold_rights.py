@@ -11,6 +11,8 @@
 from collections.abc import Iterable, Set
 from itertools import pairwise
 
+import msgspec
+
 from cairn.registry.entries import (
     Abort,
     Commit,
@@ -146,7 +148,7 @@ def grant_set(state: State, entry: Entry, payload: GrantSet) -> _REASON:
     grants = {key: grant for key, grant in member.grants.items() if key != payload.model}
     if payload.reads or payload.write:
         grants[payload.model] = Grant(payload.reads, payload.write)
-    after = Member(member.role, member.agreement, member.generation, member.hash, member.n, grants)
+    after = msgspec.structs.replace(member, grants=grants)
     models = list(state.models) if payload.model == ALL_MODELS else [payload.model]
     due = {model for model in models if readable(after, model) - readable(member, model)}
     named = _named(payload.wraps)

@@ -58,12 +58,20 @@ class Registry:
         self._damaged_from: int | None = None
         # Lengths of the log: as of the cache, and as of the index and the state.
         self._cached, self._indexed = 0, -1
-        self._replay, self._state = self._load(shortcuts=True)
-        if self._doubtful():
+        self._load(shortcuts=True)
+        seen = self._remembered()
+        agreed = self._state.damaged_from is None and self._agrees(seen)
+        if not agreed:
             # The cache may hold what has been repaired since; the log itself decides.
             self._cache.clear()
-            self._replay, self._state = self._load(shortcuts=False)
-        self._check_remembered()
+            self._load(shortcuts=False)
+            seen = self._remembered()
+            agreed = self._agrees(seen)
+        self.seen_before = seen.length if seen is not None else 0
+        if seen is not None and not agreed:
+            self._explain(seen)
+        if self._state.damaged_from is None:
+            self._remember()
         check_membership(opened, self._state)
 
     @property
@@ -241,11 +249,15 @@ class Registry:
             ) from None
         return stored
 
-    def _load(self, shortcuts: bool) -> tuple[Replay, State]:
+    def _load(self, shortcuts: bool) -> None:
+        """Replay the log up to its head, and index what came of it."""
         self._replay = self._replay_from(self._base(shortcuts))
         at_head = shortcuts and self._through_bundles()
         self._state = self._replay.current().copy()
-        return self._replay, self._taken_in() if at_head else self.refresh()
+        if at_head:
+            self._taken_in()
+        else:
+            self.refresh()
 
     def _base(self, shortcuts: bool) -> State:
         """The state to replay from: the cache's, else the newest snapshot's, whose index nobody here knows yet."""
@@ -307,18 +319,6 @@ class Registry:
             self._cache.hold(guessed.entries, guessed.pieces)
             self._cache.hold(salvage_packs(opened, state))
 
-    def _check_remembered(self) -> None:
-        head = self._remembered()
-        self.seen_before = head.length if head is not None else 0
-        if head is not None and not self._agrees(head):
-            self._explain(head)
-        if self._state.damaged_from is None:
-            self._remember()
-
-    def _doubtful(self) -> bool:
-        head = self._remembered()
-        return self._state.damaged_from is not None or (head is not None and not self._agrees(head))
-
     def _remembered(self) -> Head | None:
         """The newest head that this user has seen; what another process saw after this one looked is looked up now."""
         head = self.opened.home.remembered_head(self.opened.store)
@@ -326,8 +326,10 @@ class Registry:
             self.refresh()
         return head
 
-    def _agrees(self, head: Head) -> bool:
-        """Whether the log continues the one whose head this user has seen."""
+    def _agrees(self, head: Head | None) -> bool:
+        """Whether the log continues the one whose head this user has seen, if any."""
+        if head is None:
+            return True
         length = self._replay.length
         if head.length == length:
             return self._replay.root == head.root

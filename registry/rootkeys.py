@@ -53,17 +53,22 @@ def keep_root_key(
     backend: Backend, home: KeyHome, source: KeySource, store: StoreId, root: RootKey, entropy: Entropy
 ) -> Path | None:
     """Keep the root key of a new store, by key service, passphrase or key file; returns the key file."""
-    if source.service is not None:
-        record = seal_root_key_by(service_at(source.service), store, root)
-        backend.create(root_record_name(store, root.generation), [record])
-        return None
-    if source.passphrase is not None:
-        record = seal_root_key(store, root, source.passphrase, entropy)
+    record = root_record(store, root, source.service, source.passphrase, entropy)
+    if record is not None:
         backend.create(root_record_name(store, root.generation), [record])
         return None
     path = source.key_file or home.key_file(store)
     write_private(path, dump_key_file(store, root))
     return path
+
+
+def root_record(
+    store: StoreId, root: RootKey, service: str | None, passphrase: str | None, entropy: Entropy
+) -> bytes | None:
+    """A root key sealed by a key service, else under a passphrase; None if there is neither: a file is to hold it."""
+    if service is not None:
+        return seal_root_key_by(service_at(service), store, root)
+    return seal_root_key(store, root, passphrase, entropy) if passphrase is not None else None
 
 
 def root_key(backend: Backend, home: KeyHome, source: KeySource, store: StoreId) -> tuple[RootKey, Path | None]:

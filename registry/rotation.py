@@ -29,18 +29,15 @@ from cairn.registry.newmodels import public_of
 from cairn.registry.permission import check_root, root_key_of
 from cairn.registry.registry import Registry
 from cairn.registry.rights import Role, readable
-from cairn.registry.rootkeys import NEXT, root_record_name, root_records, store_wrap_name
+from cairn.registry.rootkeys import NEXT, root_record, root_record_name, root_records, store_wrap_name
 from cairn.registry.state import State
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.keyfile import (
     dump_key_file,
     is_service_record,
-    seal_root_key,
-    seal_root_key_by,
     service_of,
 )
 from cairn.store.crypto.provider import RootKey, WrapContext, WrapPurpose
-from cairn.store.crypto.services import service_at
 
 
 def rotate_model(registry: Registry, model: ModelId, components: Collection[ComponentClass] = ()) -> None:
@@ -208,11 +205,8 @@ def _newest_record(registry: Registry) -> tuple[str, bytes]:
 def _keep_new_root(registry: Registry, new: RootKey, passphrase: str | None, service: str | None) -> Path | None:
     """Make the new root key findable before it is in force: beside the old key file, or as a root record."""
     opened = registry.opened
-    if passphrase is not None or service is not None:
-        if service is not None:
-            record = seal_root_key_by(service_at(service), opened.store, new)
-        else:
-            record = seal_root_key(opened.store, new, passphrase or "", opened.entropy)
+    record = root_record(opened.store, new, service, passphrase, opened.entropy)
+    if record is not None:
         name = root_record_name(opened.store, new.generation)
         opened.backend.delete(name)
         opened.backend.create(name, [record])

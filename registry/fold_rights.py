@@ -17,7 +17,6 @@ from cairn.registry.entries import (
     Abort,
     Commit,
     Condemn,
-    Drop,
     Entry,
     Floor,
     MergeIndex,
@@ -32,6 +31,7 @@ from cairn.registry.entries import (
     Verified,
 )
 from cairn.registry.entries_audit import Reads
+from cairn.registry.entries_deletion import Drop
 from cairn.registry.entries_rights import Given, GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.rights import ALL_MODELS, GRANTABLE, ROLES, WRITING, Grant, Member, Role, readable, writable
 from cairn.registry.state import Model, State

@@ -211,7 +211,7 @@ class Registry:
                 return self._keys_as_of_now(model)
 
     def _keys_as_of_now(self, model: ModelId) -> ModelKeys:
-        held = self._state.models[model]
+        held = self._state.kept_model(model) or self._state.live_model(model)
         # Under another root key they are the same keys.
         sign: tuple[object, ...] = held.keys, held.readers.get(self.opened.identity.actor)
         known = self._model_keys.get(model)

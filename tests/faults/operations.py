@@ -22,7 +22,7 @@ from cairn.gc.repair import Repair
 from cairn.registry import stores
 from cairn.registry.deletion import restore, tombstone
 from cairn.registry.delivery import Selection
-from cairn.registry.entries import Drop, Tombstone
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.fold import BRANCH, TAG
 from cairn.registry.models import delete_ref, history, move_ref, ref_value
 from cairn.registry.opened import create_store, open_store

@@ -9,7 +9,7 @@ from cairn.core.process import ProcessMark, this_machine
 from cairn.gc.collect import Collected, Collector
 from cairn.registry import pins
 from cairn.registry.auditlines import Trail, Wanted
-from cairn.registry.entries import Drop, Tombstone
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.fold_policy import AuditReads
 from cairn.registry.logview import LogView
 from cairn.registry.pins import Pin, pinned

@@ -1,0 +1,1 @@
+"""Making a receipt of a model's deletion, out of the log."""

@@ -169,6 +169,8 @@ LINEAGE_PARENTS_MAX = 64
 LINEAGE_CHECKPOINTS_MAX = 10_000
 # A plan of retention lists some 200 bytes for each of a million checkpoints at most.
 PLAN_BYTES_MAX = 256 * MIB
+# Evidence of a receipt is log entries, each of which tells of thousands of deleted objects.
+RECEIPT_BYTES_MAX = 256 * MIB
 # A retention that finds its model changed by others between plan and entry so many times in a row gives up.
 PLAN_RACES_MAX = 8
 

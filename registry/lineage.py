@@ -10,7 +10,7 @@ from operator import attrgetter
 
 import msgspec
 
-from cairn.core.errors import GoneError, IntegrityError, UsageError
+from cairn.core.errors import IntegrityError, UsageError
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import LINEAGE_CHECKPOINTS_MAX, LINEAGE_PARENTS_MAX, TRANSFERS_AT_ONCE
 from cairn.core.pool import Pool
@@ -18,7 +18,7 @@ from cairn.manifests.relations import CONTINUE, check_declared
 from cairn.manifests.schema import Parent
 from cairn.registry.checkpoint import read_body
 from cairn.registry.registry import Registry
-from cairn.registry.selectors import resolve, resolve_deleted
+from cairn.registry.selectors import resolve, resolve_any
 from cairn.registry.state import Checkpoint, Gone, State
 
 # Below so many bodies, threads cost more than they save.
@@ -97,10 +97,7 @@ def resolve_start(registry: Registry, selector: str) -> CheckpointId:
         NotFoundError: there is and was none, or the id's digits fit several.
         UsageError: a deleted one is named by its step.
     """
-    try:
-        return resolve(registry, selector)[1]
-    except GoneError:
-        return resolve_deleted(registry, selector)[1]
+    return resolve_any(registry, selector)[1]
 
 
 def ancestors(registry: Registry, start: CheckpointId, depth: int | None = None) -> Lineage:

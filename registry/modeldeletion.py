@@ -10,7 +10,7 @@ from contextlib import suppress
 import msgspec
 
 from cairn.core.errors import ConflictError, GoneError, NotAllowed, NotFoundError, RefusedError
-from cairn.core.ids import ActorId, ModelId
+from cairn.core.ids import ID_PREFIX_HEX_MIN, ActorId, ModelId
 from cairn.registry.deletion import check_grace
 from cairn.registry.entries_deletion import Approve, ModelDelete, ModelRestore
 from cairn.registry.fold_deletion import approval_missing
@@ -136,18 +136,19 @@ def restore_model(registry: Registry, model: ModelId) -> bool:
 
 
 def find_deleted(registry: Registry, text: str) -> ModelId:
-    """A deleted model, by its name or its id.
+    """A deleted model, by its name or the first digits of its id.
 
     Raises:
         NotFoundError, GoneError: there is none; it is here.
     """
     state = registry.state
-    if len(text) == 32 and set(text) <= set("0123456789abcdef") and bytes.fromhex(text) in state.deleted:
-        return ModelId(bytes.fromhex(text))
     tag = model_tag(registry.opened.secrets.k_log, check_model_name(text))
     found = state.deleted_by_tag(tag)
     if found is not None:
         return ModelId(found[0])
+    ids = [one for one in state.deleted if one.hex().startswith(text.lower())]
+    if len(ids) == 1 and len(text) >= ID_PREFIX_HEX_MIN:
+        return ModelId(ids[0])
     if state.model_by_tag(tag):
         raise ConflictError(f"model {text!r} is not deleted", hint=f"'cairn delete plan {text}' begins with it")
     raise NotFoundError(f"no model {text!r} was deleted here", hint="'cairn delete status' lists deleted models")
@@ -166,7 +167,10 @@ def find_restorable(registry: Registry, name: str) -> ModelId:
     deleted = registry.state.deleted_by_tag(tag)
     if deleted is not None:
         raise gone_model_error(registry, name, deleted[1])
-    raise NotFoundError(f"no model {name!r} was deleted here", hint="'cairn delete status' lists deleted models")
+    raise NotFoundError(
+        f"no model {name!r} in {registry.opened.backend.url}",
+        hint="'cairn ls' lists the models, 'cairn delete status' deleted ones",
+    )
 
 
 def deleted_models(registry: Registry) -> list[GoneModel]:

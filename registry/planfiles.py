@@ -61,6 +61,18 @@ def encode_plan(plan: msgspec.Struct) -> bytes:
     return msgspec.json.encode(plan, order="sorted") + b"\n"
 
 
+class _Form(msgspec.Struct):
+    format: str = ""
+
+
+def form_of(data: bytes) -> str:
+    """What a plan's file says that it is; empty if it does not say so."""
+    try:
+        return msgspec.json.decode(data, type=_Form).format
+    except msgspec.MsgspecError:
+        return ""
+
+
 def decode_plan_file(
     data: bytes, kind: type[_Plan], form: str, what: str, ids: Callable[[_Plan], Iterable[str]]
 ) -> _Plan:

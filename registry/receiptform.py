@@ -1,13 +1,13 @@
 """Receipts of deletion: their form, and checking one offline, with nothing but the file and the log's public key.
 
-A receipt is a signed claim with evidence. Its evidence are log entries, each opened by a key of its own that opens nothing
-else, and proofs (RFC 6962) that they stand in the log whose head is signed beside them.
+A receipt is a signed claim with evidence. Its evidence are log entries, each opened by a key of its own that opens
+nothing else, and proofs (RFC 6962) that they stand in the log whose head is signed beside them.
 """
 
 import binascii
 from base64 import b64decode
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import TypeVar
 
 import msgspec
 
@@ -193,20 +193,19 @@ def _signed_bytes(statement: Statement) -> bytes:
 
 def _actor_of(key: str, store: str) -> ActorId:
     """The public key in what names one."""
-    name, _, rest = key.strip().partition("+")
+    # The last part may have the separator in it.
+    name, *rest = key.strip().split("+", 2)
     try:
-        if not rest:
+        if len(rest) != 2:
             actor = bytes.fromhex(name)
         else:
-            actor = b64decode(rest.rpartition("+")[2], validate=True)[1:]
+            actor = b64decode(rest[1], validate=True)[1:]
             if name != origin_of(StoreId(bytes.fromhex(store))):
                 raise UsageError(f"that is the key of {name[:80]!r}, and the receipt is of store {store}")
     except (binascii.Error, ValueError):
         actor = b""
     if len(actor) != 32:
-        raise UsageError(
-            f"{key[:80]!r} is no public key of a log", hint="'cairn audit head --json' prints it as \"key\""
-        )
+        raise UsageError(f"{key[:80]!r} is no public key of a log", hint="it stands in 'cairn audit head --json'")
     return ActorId(actor)
 
 
@@ -251,7 +250,7 @@ class _Check:
         _same("cause", deleted.cause, told.cause)
         _same("checkpoints", shred.checkpoints, told.checkpoints)
         _same("alone", amount_of(shred.alone), told.alone)
-        _same("shared", tuple(amount_of(one.content, one.model) for one in shared_of(shred)), told.shared)
+        _same("shared", tuple(amount_of(one.content, one.model) for one in shred.shared), told.shared)
         _same("packs", tuple(shred.packs), told.packs)
         if told.destroyed is not None:
             if told.root_key is None or not told.shredded.entry < told.root_key.entry < told.destroyed.entry:
@@ -289,11 +288,6 @@ class _Check:
 def amount_of(content: Content, model: bytes = b"") -> Amount:
     """A content as a receipt tells it."""
     return Amount(content.chunks, content.stored_bytes, content.ids.hex(), model.hex())
-
-
-def shared_of(shred: Shred) -> Iterable[Any]:
-    """What stays for others."""
-    return shred.shared
 
 
 def irrecoverable_since(told: Statement) -> int | None:

@@ -130,7 +130,9 @@ def rotate_root(
     check_owner(registry)
     old, store = root_key_of(opened), opened.store
     if passphrase is None and service is None:
-        service = _service_in_force(registry)
+        if needs_passphrase(registry):
+            raise RefusedError("this store has a passphrase", hint="give one: set CAIRN_NEW_PASSPHRASE, or enter it")
+        service = service_in_force(registry)
     new = RootKey(old.generation + 1, opened.entropy.token(32))
     key_file = _keep_new_root(registry, new, passphrase, service)
     backend = opened.backend
@@ -210,13 +212,11 @@ def needs_passphrase(registry: Registry) -> bool:
     return bool(name) and not is_service_record(data)
 
 
-def _service_in_force(registry: Registry) -> str | None:
-    """The key service that opens the store; None in one with key files."""
+def service_in_force(registry: Registry) -> str | None:
+    """The key service that opens the store; None in one with key files or a passphrase."""
     name, data = _newest_record(registry)
-    if not name:
+    if not name or not is_service_record(data):
         return None
-    if not is_service_record(data):
-        raise RefusedError("this store has a passphrase", hint="give one: set CAIRN_NEW_PASSPHRASE, or enter it")
     return service_of(data, registry.opened.store, f"root record {name}")
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from cairn.core.errors import IntegrityError, NotFoundError, UsageError
+from cairn.core.errors import GoneError, IntegrityError, NotFoundError, UsageError
 from cairn.core.ids import ID_PREFIX_HEX_MIN, CheckpointId, ModelId, short
 from cairn.registry.gone import check_none_gone, gone_error
 from cairn.registry.models import find_model, history, ref_value
@@ -56,6 +56,19 @@ def resolve(registry: Registry, text: str) -> tuple[ModelId, CheckpointId]:
     if revision.startswith(_STEP):
         return model, _by_step(registry, model, revision)
     return model, _by_prefix(registry, model, selector)
+
+
+def resolve_any(registry: Registry, text: str) -> tuple[ModelId, CheckpointId]:
+    """Model and checkpoint that a selector means; by id also a deleted one.
+
+    Raises:
+        NotFoundError: there is and was none, or the id's digits fit several.
+        UsageError: a deleted one is named by its step.
+    """
+    try:
+        return resolve(registry, text)
+    except GoneError:
+        return resolve_deleted(registry, text)
 
 
 def resolve_deleted(registry: Registry, text: str) -> tuple[ModelId, CheckpointId]:

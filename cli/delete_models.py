@@ -10,6 +10,7 @@ from cairn.cli.receipt import check_new, render, write_receipt
 from cairn.cli.shredding import say_what_was_shredded, shred
 from cairn.core.errors import ConflictError, RefusedError, UsageError
 from cairn.core.ids import ModelId, short
+from cairn.core.limits import MODEL_GRACE_SECONDS
 
 if TYPE_CHECKING:
     from cairn.registry.modelplan import ModelPart, ModelsPlan
@@ -87,13 +88,15 @@ def _say_what_to_consider(made: "ModelsPlan") -> None:
 
 
 def apply(
-    registry: "Registry", made: "ModelsPlan", grace: float, receipt: Path | None, as_json: bool, quiet: bool
+    registry: "Registry", made: "ModelsPlan", grace: float | None, receipt: Path | None, as_json: bool, quiet: bool
 ) -> None:
     """Delete what a plan says; with `receipt`, destroy the keys and collect at once."""
     from cairn.registry.modelplan import apply_models
 
     if receipt is not None:
-        check_receipt_is_possible(made, grace, receipt)
+        check_receipt_is_possible(made, grace or 0.0, receipt)
+        grace = 0.0
+    grace = MODEL_GRACE_SECONDS if grace is None else grace
     apply_models(registry, made, grace)
     show(registry, made, None, as_json, quiet)
     if receipt is not None:

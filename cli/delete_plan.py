@@ -49,10 +49,11 @@ def plan(
               "and write the receipt; of several models, into a folder.")  # fmt: skip
 @apply_options
 def apply(
-    target: str | None, with_tags: bool, taint: bool, tenant: bool, receipt: Path | None, yes: bool, grace: float,
+    target: str | None, with_tags: bool, taint: bool, tenant: bool, receipt: Path | None, yes: bool,
+    grace: float | None,
     as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Delete what a plan's FILE says, or what is named. All of it can be restored at first."""
+    """Delete what a plan's FILE says, or what is named. All of it can be restored at first, a model for a day."""
     from cairn.cli.delete_models import apply as apply_models
     from cairn.registry.deleting import apply_deletion
     from cairn.registry.modelplan import ModelsPlan
@@ -74,10 +75,10 @@ def apply(
             return
         if receipt is not None:
             raise RefusedError("no model goes as a whole, so no key is destroyed", hint="leave --receipt out")
-        apply_deletion(registry, made, grace)
+        apply_deletion(registry, made, grace or 0.0)
     _show(made, as_json, quiet)
     if made.goes and not quiet:
-        say_what_is_next(grace)
+        say_what_is_next(grace or 0.0)
 
 
 def read_any_plan(path: str) -> "DeletionPlan | ModelsPlan":

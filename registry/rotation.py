@@ -29,7 +29,15 @@ from cairn.registry.newmodels import public_of
 from cairn.registry.permission import check_root, root_key_of
 from cairn.registry.registry import Registry
 from cairn.registry.rights import Role, readable
-from cairn.registry.rootkeys import NEXT, root_record, root_record_name, root_records, store_wrap_name
+from cairn.registry.rootkeys import (
+    NEXT,
+    file_of_generation,
+    root_record,
+    root_record_name,
+    root_records,
+    settle_key_file,
+    store_wrap_name,
+)
 from cairn.registry.state import State
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.keyfile import (
@@ -129,6 +137,9 @@ def rotate_root(
     opened = registry.opened
     check_owner(registry)
     old, store = root_key_of(opened), opened.store
+    if opened.key_file is not None:
+        # The only file that holds the key in force must not be taken for the leftover of an earlier change.
+        settle_key_file(opened.key_file, store, old.generation)
     if passphrase is None and service is None:
         if needs_passphrase(registry):
             raise RefusedError("this store has a passphrase", hint="give one: set CAIRN_NEW_PASSPHRASE, or enter it")
@@ -164,7 +175,7 @@ def rotate_root(
     registry.append(build)
     delete_unnamed(registry, [*names, *(given.wrap for one in made for given in one.models)])
     if opened.key_file is not None and opened.key_file.exists():
-        opened.key_file.replace(_file_of_generation(opened.key_file, old.generation))
+        opened.key_file.replace(file_of_generation(opened.key_file, old.generation))
     if key_file is not None:
         key_file.with_name(key_file.name + NEXT).replace(key_file)
     registry.opened = replace(opened, root=new, key_file=key_file)
@@ -185,14 +196,9 @@ def destroy_older(registry: Registry) -> None:
     """
     key_file = registry.opened.key_file or registry.opened.home.key_file(registry.opened.store)
     for generation in range(registry.state.root_generation):
-        remove_file(_file_of_generation(key_file, generation))
+        remove_file(file_of_generation(key_file, generation))
     for name in _older(registry):
         registry.opened.backend.delete(name)
-
-
-def _file_of_generation(key_file: Path, generation: int) -> Path:
-    """Where a key file lies once another root key is in force."""
-    return key_file.with_name(f"{key_file.name}.{generation}")
 
 
 def export_recovery(registry: Registry, path: Path) -> None:

@@ -22,7 +22,7 @@ from cairn.gc.deferred import Deferral
 from cairn.gc.drops import drop, due_to_drop
 from cairn.gc.merging import merge_pieces
 from cairn.gc.observe import SeenSession, list_pins, list_sessions, observe
-from cairn.gc.plan import Marked, Plan, make_plan, update_plan
+from cairn.gc.plan import Marked, Plan, make_plan, shredded_since, update_plan
 from cairn.gc.recorded import record_reads
 from cairn.gc.repack import repack
 from cairn.gc.silence import Silence
@@ -253,7 +253,7 @@ class Collector:
         return copies
 
     def _condemnation(self, state: State, plan: Plan, marked: Marked, copies: "_Copies") -> Condemn:
-        if state.epoch != plan.epoch:
+        if state.epoch != plan.epoch or shredded_since(state, plan.length):
             raise _Replan
         if state.length > plan.length:
             update_plan(self._opened, plan, marked, copies.ids, state)

@@ -148,6 +148,11 @@ def shredded_packs(state: State) -> set[int]:
     return {number for number in named if state.in_force(number)}
 
 
+def shredded_since(state: State, length: int) -> bool:
+    """Whether a model was shredded since the log had some length: copies made until then may hold what is to go."""
+    return any((deleted.shredded_n or 0) >= length for deleted in state.deleted.values())
+
+
 def live_bytes(state: State, stored: Stored, needed: Needed) -> tuple[Array, Array]:
     """Stored bytes of each pack, by number, that are needed from it, and the size of a pack of these alone."""
     rows = stored.needed_rows(needed)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
+from cairn.core.errors import IntegrityError, NotAllowed, Overtaken, TryAgain
 from cairn.core.ids import ModelId
 from cairn.gc.liveness import Array, Stored, has, stored_in, union, words_of_root
 from cairn.gc.roots import Root, all_roots
@@ -20,8 +21,10 @@ from cairn.registry.members import named_wraps
 from cairn.registry.modelkeys import WRAP_FOLDERS
 from cairn.registry.numbers import ranges
 from cairn.registry.registry import Registry
+from cairn.registry.rootkeys import is_in_force
 from cairn.registry.rotation import rotate_root
 from cairn.registry.state import State
+from cairn.store.crypto.provider import RootKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ def shred_due(registry: Registry, passphrase: Callable[[], str | None]) -> Shred
 
     Raises:
         NotAllowed: this user is no owner.
+        TryAgain: another owner changed the root key meanwhile.
         IntegrityError: a list cannot be read, so that nobody can tell what others need as well; nothing was destroyed.
     """
     for model in due_to_shred(registry):
@@ -138,7 +142,12 @@ def _shred(registry: Registry, model: ModelId) -> None:
     """Decide it: from here on nothing brings the model back."""
     while True:
         state = registry.refresh()
-        marked, accounts = state.length, account(registry, state, [model])
+        try:
+            marked, accounts = state.length, account(registry, state, [model])
+        except IntegrityError:
+            if registry.refresh().epoch == state.epoch:
+                raise
+            continue  # a collection went on, and has deleted a list that was to be read
         entry = Shred(model, marked, accounts.checkpoints, accounts.alone, accounts.packs, accounts.shared)
 
         def build(state: State, entry: Shred = entry) -> Shred:
@@ -157,11 +166,24 @@ def _shred(registry: Registry, model: ModelId) -> None:
         return
 
 
+def _changed_by_another(registry: Registry) -> bool:
+    root = registry.opened.root
+    return isinstance(root, RootKey) and not is_in_force(root, registry.refresh())
+
+
 def _destroy(registry: Registry, doomed: list[ModelId], passphrase: Callable[[], str | None]) -> Shredded:
     backend = registry.opened.backend
     # A wrap that another process has stored by now is named by an entry before that of the new root key, or never.
     wraps = [found.name for folder in WRAP_FOLDERS for found in backend.list(folder)]
-    key_file = rotate_root(registry, passphrase(), keep_old=False)
+    try:
+        key_file = rotate_root(registry, passphrase(), keep_old=False)
+    except (NotAllowed, Overtaken) as error:
+        if isinstance(error, NotAllowed) and not _changed_by_another(registry):
+            raise
+        raise TryAgain(
+            "another owner changed the root key meanwhile, so no key of a deleted model was destroyed here",
+            hint="run 'cairn gc apply --yes' again: it finishes what is left of it",
+        ) from None
     named = named_wraps(registry.refresh())
     for name in wraps:
         if name not in named:

@@ -76,10 +76,12 @@ class RootRotate(msgspec.Struct, frozen=True):
 
     Args:
         generation: one more than that of the root key before.
+        key: the new root key's id, which tells it from others that were to be of the same generation.
         models: the new wrap of every model whose keys exist.
         members: new wraps of exactly those members who are owners, each of the next generation.
     """
 
     generation: int
+    key: bytes
     models: tuple[Given, ...]
     members: tuple[MemberSet, ...] = ()

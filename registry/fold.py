@@ -56,7 +56,7 @@ from cairn.registry.fold_uploads import add_packs, take_upload, upload_refused
 from cairn.registry.state import Checkpoint, Model, Ref, State, objects_of
 
 # Changes with the rules and with `State`: a state that others folded is folded anew.
-STATE_VERSION = 8
+STATE_VERSION = 9
 BRANCH, TAG = "branch", "tag"
 _REASON = str | None
 _NO_KIND = "it is neither a branch nor a tag"

@@ -73,6 +73,8 @@ def shred(state: State, entry: Entry, payload: Shred) -> _Reason:
     state.deleted[payload.model] = msgspec.structs.replace(
         deleted, model=None, shredded_n=entry.n, generation=state.root_generation, packs=payload.packs
     )
+    # What a collection has marked before may bring copies of what goes with it.
+    state.live_n = entry.n
     return None
 
 

@@ -35,6 +35,7 @@ from cairn.registry.entries_deletion import Drop
 from cairn.registry.entries_rights import Given, GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.rights import ALL_MODELS, GRANTABLE, ROLES, WRITING, Grant, Member, Role, readable, writable
 from cairn.registry.state import Model, State
+from cairn.store.crypto.provider import ROOT_KEY_ID_BYTES
 
 NO_RIGHT = "its actor has no right to write"
 _HASH_BYTES = 32
@@ -208,6 +209,8 @@ def root_rotate(state: State, entry: Entry, payload: RootRotate) -> _REASON:
     """Rule of `root.rotate`."""
     if payload.generation != state.root_generation + 1:
         return "its generation is not the next one"
+    if len(payload.key) != ROOT_KEY_ID_BYTES:
+        return "it names no root key"
     named, kept = _named(payload.models), state.kept_models()
     if named is None or not named.keys() <= kept.keys():
         return "its wraps are of models that do not exist"
@@ -225,7 +228,7 @@ def root_rotate(state: State, entry: Entry, payload: RootRotate) -> _REASON:
         member.agreement, member.generation, member.hash = one.agreement, one.generation, one.hash
     for identifier, wrap in named.items():
         kept[identifier].wrap = wrap
-    state.root_generation, state.root_exposed = payload.generation, False
+    state.root_generation, state.root_key, state.root_exposed = payload.generation, payload.key, False
     return None
 
 

@@ -61,9 +61,9 @@ def set_role(registry: Registry, identity: PublicIdentity, role: Role) -> None:
         check_root(opened, state)
         secrets = secrets_of_role(opened, role)
         known = state.members.get(identity.actor)
-        generation = max([known.generation if known else 0, *wraps_of(opened.backend, identity)]) + 1
+        newest = known.generation if known else 0
+        generation, hash_ = store_member_wrap(opened.backend, opened.store, identity, secrets, newest)
         made.append(generation)
-        hash_ = store_member_wrap(opened.backend, opened.store, identity, secrets, generation)
         return MemberSet(identity.actor, role, identity.agreement, generation, hash_)
 
     check_owner(registry)

@@ -1,14 +1,15 @@
 """Wraps of what members hold of a store: found by their identity alone, before the log can be read.
 
-A member's wraps are called `keys/member/<fingerprint of its public identity>/<generation>`; the newest counts.
+A member's wraps are called `keys/member/<fingerprint of its public identity>/<generation>`; the log says which counts.
 """
 
 import re
+from contextlib import suppress
 
 from blake3 import blake3
 
 from cairn.core.canonical import decode, encode
-from cairn.core.errors import NotAllowed, ObjectNotFound
+from cairn.core.errors import NotAllowed, ObjectExists, ObjectNotFound
 from cairn.core.ids import StoreId
 from cairn.registry.secrets import MemberSecrets
 from cairn.store.backends.contract import Backend
@@ -31,11 +32,6 @@ def wraps_of(backend: Backend, member: PublicIdentity) -> dict[int, str]:
     return {int(name[-6:]): name for name in listed if _GENERATION.fullmatch(name.rpartition("/")[2])}
 
 
-def newest_wrap(backend: Backend, member: PublicIdentity) -> str | None:
-    """Name of a member's newest wrap."""
-    return next(reversed(wraps_of(backend, member).values()), None)
-
-
 def open_member_wrap(backend: Backend, store: StoreId, identity: Identity, name: str) -> tuple[MemberSecrets, bytes]:
     """What a wrap holds, and the hash of its stored bytes.
 
@@ -53,12 +49,19 @@ def open_member_wrap(backend: Backend, store: StoreId, identity: Identity, name:
 
 
 def store_member_wrap(
-    backend: Backend, store: StoreId, member: PublicIdentity, secrets: MemberSecrets, generation: int
-) -> bytes:
-    """Store a member's wrap; returns the hash of its stored bytes."""
+    backend: Backend, store: StoreId, member: PublicIdentity, secrets: MemberSecrets, newest: int
+) -> tuple[int, bytes]:
+    """Store a member's wrap; returns its generation and the hash of its stored bytes.
+
+    Args:
+        newest: generation that the log gives the member.
+    """
     wrapped = wrap_for(member, encode(secrets), _context(store))
-    backend.create(wrap_name(member, generation), [wrapped])
-    return blake3(wrapped).digest()
+    while True:
+        newest = max([newest, *wraps_of(backend, member)]) + 1
+        with suppress(ObjectExists):  # another owner gives this member a wrap at the same time
+            backend.create(wrap_name(member, newest), [wrapped])
+            return newest, blake3(wrapped).digest()
 
 
 def _context(store: StoreId) -> WrapContext:

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from cairn.core.canonical import encode
 from cairn.core.clock import Clock, Entropy, SystemClock, SystemEntropy
-from cairn.core.errors import CairnError, IntegrityError, ObjectExists, ObjectNotFound
+from cairn.core.errors import CairnError, IntegrityError, NotAllowed, ObjectExists, ObjectNotFound, WrongKey
 from cairn.core.ids import RANDOM_ID_BYTES, StoreId, TenantId
 from cairn.core.limits import LOG_ENTRY_BYTES_MAX, SESSION_HEARTBEAT_SECONDS, SESSION_SILENCE_SECONDS
 from cairn.registry.entries import FORMAT as ENTRY_FORMAT
@@ -22,13 +22,14 @@ from cairn.registry.entries import Entry, Founding, Init, open_entry, payload_of
 from cairn.registry.formatfile import NAME as FORMAT_NAME
 from cairn.registry.formatfile import read_format, write_format
 from cairn.registry.localfiles import KeyHome
-from cairn.registry.memberwraps import newest_wrap, open_member_wrap
+from cairn.registry.memberwraps import open_member_wrap, wrap_name, wraps_of
 from cairn.registry.merkle import EMPTY_ROOT
 from cairn.registry.names import entry_name
 from cairn.registry.rights import Role
 from cairn.registry.rootkeys import KeySource as KeySource
 from cairn.registry.rootkeys import (
     RootKeys,
+    is_in_force,
     keep_root_key,
     open_secrets,
     root_record_name,
@@ -36,6 +37,7 @@ from cairn.registry.rootkeys import (
     store_wrap_name,
 )
 from cairn.registry.secrets import Secrets, StoreSecrets
+from cairn.registry.state import State
 from cairn.store.backends.contract import Backend
 from cairn.store.backends.probe import probe
 from cairn.store.chunkstore import StoreAccess
@@ -138,7 +140,7 @@ def create_store(
     root = RootKey(0, entropy.token(32))
     key_file = keep_root_key(backend, home, source, store, root, entropy)
     wrap = root.wrap(encode(secrets), WrapContext(store, WrapPurpose.STORE_KEYS), entropy)
-    backend.create(store_wrap_name(store, 0), [wrap])
+    backend.create(store_wrap_name(store), [wrap])
     init = Init(
         founding,
         identity.actor,
@@ -155,8 +157,8 @@ def create_store(
         backend.create(entry_name(0), [seal_entry(entry, identity, secrets.k_log, entropy)])
         write_format(backend, store, tenant)
     except ObjectExists:  # another `init` was first: our keys open nothing, and must not pass for somebody's only key
-        backend.delete(store_wrap_name(store, 0))
-        backend.delete(root_record_name(store, 0))
+        backend.delete(store_wrap_name(store))
+        backend.delete(root_record_name(store))
         if key_file is not None:
             key_file.unlink()
         raise
@@ -226,38 +228,64 @@ def open_store(
     clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
     store, tenant = read_format(backend)
     identity, roots = home.identity(entropy), RootKeys(backend, home, source, store)
-    name = None
     if source.key_file is None and source.passphrase is None and not home.key_file(store).exists():
-        name = newest_wrap(backend, identity.public)
-    secrets: Secrets
-    root: RootKey | None
-    key_file, member_wrap = None, None
-    if name is not None:
-        secrets, member_wrap = open_member_wrap(backend, store, identity, name)
-        root = RootKey(secrets.root.generation, secrets.root.key) if secrets.root is not None else None
-        if root is not None:
-            secrets = store_secrets(backend, root, store)
-    else:
-        root, key_file, secrets = open_secrets(roots)
-    content = secrets.content(tenant)
+        names = list(wraps_of(backend, identity.public).values())
+        # The newest may be of a change that never came into force.
+        for number, name in enumerate(reversed(names), start=1):
+            try:
+                held, member_wrap = _of_member(backend, store, identity, name)
+            except (NotAllowed, WrongKey):
+                if number == len(names):
+                    raise
+            else:
+                return _opened(held, tenant, identity, clock, entropy, roots, None, member_wrap)
+    root, key_file, secrets = open_secrets(roots)
+    return _opened((root, secrets), tenant, identity, clock, entropy, roots, key_file)
+
+
+_Held = tuple[RootKey | None, Secrets]
+
+
+def _of_member(backend: Backend, store: StoreId, identity: Identity, name: str) -> tuple[_Held, bytes]:
+    """What a member's wrap leads to, and the hash of its stored bytes."""
+    secrets, hash_ = open_member_wrap(backend, store, identity, name)
+    if secrets.root is None:
+        return (None, secrets), hash_
+    root = RootKey(secrets.root.generation, secrets.root.key)
+    return (root, store_secrets(backend, root, store)), hash_
+
+
+def _opened(
+    held: _Held, tenant: TenantId, identity: Identity, clock: Clock, entropy: Entropy, roots: RootKeys,
+    key_file: Path | None, member_wrap: bytes | None = None,
+) -> OpenStore:  # fmt: skip
+    root, secrets = held
     return OpenStore(
-        backend, store, tenant, secrets, content, root, identity, home, clock, entropy, key_file, member_wrap, roots
-    )
+        roots.backend, roots.store, tenant, secrets, secrets.content(tenant), root, identity, roots.home, clock,
+        entropy, key_file, member_wrap, roots,
+    )  # fmt: skip
 
 
-def renewed(opened: OpenStore, generation: int) -> OpenStore | None:
-    """The same store with the root key of the generation in force; None where it cannot be found here."""
-    root: RootKey | None = None
+def in_force(opened: OpenStore, state: State) -> OpenStore:
+    """The same store with the keys that the log says; as it is where these cannot be found here."""
+    if opened.member_wrap is not None:
+        member = state.members.get(opened.identity.actor)
+        if member is None or not member.role or member.hash == opened.member_wrap:
+            return opened
+        name = wrap_name(opened.identity.public, member.generation)
+        with suppress(CairnError):
+            (root, secrets), hash_ = _of_member(opened.backend, opened.store, opened.identity, name)
+            if secrets.sees_index == opened.secrets.sees_index:
+                content = secrets.content(opened.tenant)
+                return replace(opened, secrets=secrets, content=content, root=root, member_wrap=hash_)
+        return opened
+    if not isinstance(opened.root, RootKey) or is_in_force(opened.root, state) or opened.roots is None:
+        return opened
     with suppress(CairnError):
-        if opened.member_wrap is not None:
-            name = newest_wrap(opened.backend, opened.identity.public)
-            secrets, hash_ = open_member_wrap(opened.backend, opened.store, opened.identity, name or "")
-            opened = replace(opened, member_wrap=hash_)
-            root = RootKey(secrets.root.generation, secrets.root.key) if secrets.root is not None else None
-        elif opened.roots is not None:
-            root = next((one for one, _ in opened.roots.found() if one.generation == generation), None)
-    found = root is not None and root.generation == generation and root != opened.root
-    return replace(opened, root=root) if found else None
+        for root, key_file in opened.roots.found():
+            if is_in_force(root, state):
+                return replace(opened, root=root, key_file=key_file)
+    return opened
 
 
 def tenant_id(founding: bytes) -> TenantId:

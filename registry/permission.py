@@ -6,7 +6,7 @@ from cairn.registry.entries import Entry, Payload
 from cairn.registry.fold_rights import NO_RIGHT, right_refused
 from cairn.registry.opened import OpenStore
 from cairn.registry.rights import WRITING, Role, writable
-from cairn.registry.rootkeys import NEXT
+from cairn.registry.rootkeys import NEXT, is_in_force
 from cairn.registry.state import State
 from cairn.store.crypto.provider import RootKey
 from cairn.store.crypto.signing import Identity
@@ -54,10 +54,11 @@ def check_root(opened: OpenStore, state: State) -> None:
         NotAllowed: it was rotated since, or this user is no owner.
     """
     provider = opened.provider
-    if isinstance(provider, RootKey) and provider.generation != state.root_generation:
+    if isinstance(provider, RootKey) and not is_in_force(provider, state):
         raise NotAllowed(
-            f"the root key at hand is of generation {provider.generation}, and {state.root_generation} is in force",
-            hint=f"open the store with the new key file; an interrupted change left it beside the old, as ...{NEXT}",
+            f"the root key at hand is of generation {provider.generation}, and {state.root_generation} is in force"
+            + ("; they are not the same" if provider.generation == state.root_generation else ""),
+            hint=f"open the store with the new key file; an interrupted change left it beside the old, as ...{NEXT}...",
         )
 
 

@@ -21,9 +21,10 @@ from cairn.registry.log import append, check_no_hole, read_entry, read_from
 from cairn.registry.merkle import leaf_hash
 from cairn.registry.modelkeys import ModelKeys, matched_keys, open_model_keys
 from cairn.registry.names import entry_name
-from cairn.registry.opened import OpenStore, first_owners, renewed
+from cairn.registry.opened import OpenStore, first_owners, in_force
 from cairn.registry.permission import check_may_write, check_membership, check_right, signer_of
 from cairn.registry.replay import UNREADABLE, VOUCHES_NOT, Replay
+from cairn.registry.rootkeys import is_in_force
 from cairn.registry.snapshots import newest_snapshot
 from cairn.registry.state import Model, State
 from cairn.store.cache import Cache
@@ -73,11 +74,9 @@ class Registry:
             self._explain(seen)
         if self._state.damaged_from is None:
             self._remember()
-        check_membership(opened, self._state)
-        root = opened.root
-        if isinstance(root, RootKey) and root.generation != self._state.root_generation:
-            # A change of keys was stopped on its way: the other key may lie beside the one that was tried first.
-            self.opened = renewed(opened, self._state.root_generation) or opened
+        # Where a change of keys was stopped on its way, others may lie beside those that were tried first.
+        self.opened = in_force(opened, self._state)
+        check_membership(self.opened, self._state)
 
     @property
     def state(self) -> State:
@@ -228,12 +227,12 @@ class Registry:
         try:
             return open_model_keys(self.opened, model, held)
         except WrongKey:
-            if self._state.root_generation == getattr(self.opened.root, "generation", None):
+            if isinstance(self.opened.root, RootKey) and is_in_force(self.opened.root, self._state):
                 raise
         # The root key was changed while we work. Where the new one is out of reach, the public halves of the log are
         # enough to seal, and what was unwrapped before to read.
-        newer = renewed(self.opened, self._state.root_generation)
-        if newer is not None:
+        newer = in_force(self.opened, self._state)
+        if newer is not self.opened:
             self.opened = newer
             return open_model_keys(newer, model, held)
         return matched_keys(self.opened, model, held, known[1].all() if known else ())

@@ -1,20 +1,25 @@
 """Root keys of a store: where they are kept, and what they open.
 
 The wrap of the store's keys under the root key of generation g, and its root record in a store with a passphrase, are
-called after the store; from generation 1 on, `.g` follows.
+called after the store; from generation 1 on, `.g.` and the root key's id follow. So two changes of keys at once, or one
+after another that was stopped, never take anything from each other: the log says which of their keys is in force.
 """
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from glob import escape
+from itertools import chain
 from pathlib import Path
 
 from cairn.core.canonical import decode
 from cairn.core.clock import Entropy
-from cairn.core.errors import IntegrityError, NotAllowed, ObjectNotFound, WrongKey
+from cairn.core.errors import CairnError, IntegrityError, NotAllowed, ObjectExists, ObjectNotFound, TryAgain, WrongKey
 from cairn.core.ids import StoreId
 from cairn.registry.localfiles import KeyHome, write_private
 from cairn.registry.secrets import StoreSecrets
+from cairn.registry.state import State
 from cairn.store.backends.contract import Backend
 from cairn.store.crypto.keyfile import (
     dump_key_file,
@@ -28,10 +33,11 @@ from cairn.store.crypto.keyfile import (
 from cairn.store.crypto.provider import RootKey, WrapContext, WrapPurpose
 from cairn.store.crypto.services import service_at
 
-# Ending of a key file whose root key is about to be in force.
-NEXT = ".next"
+# In the name of a key file whose root key is about to be in force, before the key's id.
+NEXT = ".next-"
 _STORE_WRAPS = "keys/store"
 _ROOT_RECORDS = "keys/root"
+_NAME = re.compile(r"[0-9a-f]{32}(\.(?P<generation>[1-9][0-9]*)\.[0-9a-f]{32})?", re.ASCII)
 # A key file is one short line; whatever else was named must not fill the memory.
 _KEY_FILE_BYTES_MAX = 64 << 10
 
@@ -56,7 +62,7 @@ def keep_root_key(
     """Keep the root key of a new store, by key service, passphrase or key file; returns the key file."""
     record = root_record(store, root, source.service, source.passphrase, entropy)
     if record is not None:
-        backend.create(root_record_name(store, root.generation), [record])
+        backend.create(root_record_name(store), [record])
         return None
     path = source.key_file or home.key_file(store)
     write_private(path, dump_key_file(store, root))
@@ -89,35 +95,41 @@ class RootKeys:
             NotAllowed, WrongKey, IntegrityError: none, or what should hold it is another store's, or damaged.
         """
         path = self.source.key_file or self.home.key_file(self.store)
-        records = root_records(self.backend) if self.source.key_file is None and not path.exists() else {}
-        if records:
-            yield from self._in_records(records)
-            return
-        try:
+        found = False
+        with suppress(FileNotFoundError):
             yield read_key_file(path, self.store), path
-        except FileNotFoundError:
+            found = True
+        for root, _ in next_key_files(path, self.store):
+            yield root, path
+            found = True
+        records = root_records(self.backend) if self.source.key_file is None else []
+        if not records and not found:
             raise NotAllowed(
                 f"no key file at {path} for store {self.store.hex()} ({self.backend.url})",
                 hint="copy the key file of this store there, or name it with --key-file or CAIRN_KEY_FILE; or let an "
                 "owner make you a member: send what 'cairn identity' prints",
-            ) from None
-        with suppress(FileNotFoundError):
-            yield read_key_file(path.with_name(path.name + NEXT), self.store), path
+            )
+        yield from self._in_records(name for _, name in records)
 
-    def _in_records(self, records: dict[int, str]) -> Iterator[tuple[RootKey, Path | None]]:
-        failure: WrongKey | None = None
+    def _in_records(self, records: Iterable[str]) -> Iterator[tuple[RootKey, Path | None]]:
+        failure: CairnError | None = None
         opened = False
-        for generation in sorted(records, reverse=True):
+        for name in records:
             try:
-                yield self._in_record(records[generation]), None
-                opened = True
-            except WrongKey as error:
+                root = self._in_record(name)
+            except CairnError as error:  # one that never came into force must not stand before the one that did
                 failure = failure or error
+            else:
+                yield root, None
+                opened = True
         if failure is not None and not opened:
             raise failure
 
     def _in_record(self, record: str) -> RootKey:
-        data = self.backend.read(record)
+        try:
+            data = self.backend.read(record)
+        except ObjectNotFound:
+            raise TryAgain(f"root record {record} is gone: the root key was just changed") from None
         if is_service_record(data):
             return open_service_record(data, self.store, f"root record {record}")
         return open_root_key(data, self.store, self._passphrase(), f"root record {record}")
@@ -139,7 +151,8 @@ def open_secrets(roots: RootKeys) -> tuple[RootKey, Path | None, StoreSecrets]:
         NotAllowed, IntegrityError: see `RootKeys.found`, `store_secrets`.
     """
     failure: WrongKey | None = None
-    for root, path in roots.found():
+    # Twice: another process may have changed the root key between one look and the next.
+    for root, path in chain(roots.found(), roots.found()):
         try:
             return root, path, store_secrets(roots.backend, root, roots.store)
         except WrongKey as error:
@@ -148,14 +161,42 @@ def open_secrets(roots: RootKeys) -> tuple[RootKey, Path | None, StoreSecrets]:
     raise failure
 
 
-def settle_key_file(path: Path, store: StoreId, generation: int) -> None:
-    """Give the key file of the generation in force its name, where a change of keys was stopped before it did."""
-    beside = path.with_name(path.name + NEXT)
+def is_in_force(root: RootKey, state: State) -> bool:
+    """Whether a root key is the one that the log names: of a generation there may have been several."""
+    same_key = not root.generation or root.key_id() == state.root_key
+    return root.generation == state.root_generation and same_key
+
+
+def next_key_file(path: Path, root: RootKey) -> Path:
+    """Where the key file of a root key lies until it is known to be in force."""
+    return path.with_name(f"{path.name}{NEXT}{root.key_id().hex()}")
+
+
+def next_key_files(path: Path, store: StoreId) -> Iterator[tuple[RootKey, Path]]:
+    """Root keys that were about to be in force, and where they lie, beside a key file; damaged ones are left out."""
+    for beside in sorted(path.parent.glob(f"{escape(path.name)}{NEXT}*")):
+        with suppress(FileNotFoundError, CairnError):
+            yield read_key_file(beside, store), beside
+
+
+def settle_key_file(path: Path, store: StoreId, root: RootKey, keep_old: bool = True) -> None:
+    """Give the key file of the root key in force its name, if it does not have it yet.
+
+    The step that counts takes a name away that is the key's own, so it happens once, whoever else tries; a newer key
+    is written beside only after it.
+
+    Args:
+        keep_old: keep what had the name under that of its generation.
+    """
+    beside = next_key_file(path, root)
+    if not beside.exists():
+        return
+    if keep_old:
+        with suppress(FileNotFoundError, ObjectExists):
+            older = read_key_file(path, store)
+            write_private(file_of_generation(path, older.generation), dump_key_file(store, older))
     with suppress(FileNotFoundError):
-        if read_key_file(beside, store).generation == generation:
-            older = read_key_file(path, store).generation
-            path.replace(file_of_generation(path, older))
-            beside.replace(path)
+        beside.replace(path)
 
 
 def file_of_generation(key_file: Path, generation: int) -> Path:
@@ -187,7 +228,7 @@ def store_secrets(backend: Backend, root: RootKey, store: StoreId) -> StoreSecre
         WrongKey: another root key is in force.
         IntegrityError: the wrap is damaged or lost.
     """
-    name = store_wrap_name(store, root.generation)
+    name = store_wrap_name(store, root.generation, root.key_id())
     try:
         wrapped = backend.read(name)
     except ObjectNotFound:
@@ -201,25 +242,32 @@ def store_secrets(backend: Backend, root: RootKey, store: StoreId) -> StoreSecre
     return decode(root.unwrap(wrapped, WrapContext(store, WrapPurpose.STORE_KEYS), what), StoreSecrets, what)
 
 
-def store_wrap_name(store: StoreId, generation: int) -> str:
-    """Name of the wrap of a store's keys under a root key."""
-    return f"{_STORE_WRAPS}/{_of_generation(store, generation)}"
+def store_wrap_name(store: StoreId, generation: int = 0, key: bytes = b"") -> str:
+    """Name of the wrap of a store's keys under a root key, by its generation and id."""
+    return f"{_STORE_WRAPS}/{_of_root(store, generation, key)}"
 
 
-def root_record_name(store: StoreId, generation: int) -> str:
-    """Name of the record that holds a root key under a passphrase."""
-    return f"{_ROOT_RECORDS}/{_of_generation(store, generation)}"
+def root_record_name(store: StoreId, generation: int = 0, key: bytes = b"") -> str:
+    """Name of the record that holds a root key under a passphrase or a service."""
+    return f"{_ROOT_RECORDS}/{_of_root(store, generation, key)}"
 
 
-def root_records(backend: Backend) -> dict[int, str]:
-    """Names of the root records that there are, by generation."""
-    found = {}
-    for listed in backend.list(_ROOT_RECORDS):
-        generation = listed.name.rpartition("/")[2].partition(".")[2] or "0"
-        if generation.isascii() and generation.isdigit():
-            found[int(generation)] = listed.name
-    return found
+def root_records(backend: Backend) -> list[tuple[int, str]]:
+    """Generations and names of the root records that there are, newest first."""
+    return sorted(_named(backend, _ROOT_RECORDS), reverse=True)
 
 
-def _of_generation(store: StoreId, generation: int) -> str:
-    return store.hex() + (f".{generation}" if generation else "")
+def store_wraps(backend: Backend) -> list[tuple[int, str]]:
+    """Generations and names of the wraps of the store's keys that there are."""
+    return list(_named(backend, _STORE_WRAPS))
+
+
+def _named(backend: Backend, folder: str) -> Iterator[tuple[int, str]]:
+    for listed in backend.list(folder):
+        match = _NAME.fullmatch(listed.name.rpartition("/")[2])
+        if match:
+            yield int(match["generation"] or 0), listed.name
+
+
+def _of_root(store: StoreId, generation: int, key: bytes) -> str:
+    return store.hex() + (f".{generation}.{key.hex()}" if generation else "")

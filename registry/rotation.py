@@ -1,8 +1,9 @@
 """New generations of keys. Rotation never derives anything anew: no id changes, and nothing that is stored moves.
 
 *Model keys*: what is committed from here on is sealed to new ones, which only those get who may read it now.
-*Root key*: a new one wraps what the old one did. Order: new wraps -> new key file or root record -> log entry -> the
-old ones go. Whatever goes wrong before the last step, nothing is removed: the entry may yet turn out to be there.
+*Root key*: a new one wraps what the old one did. Order: new key file or root record -> new wraps -> log entry -> the
+old ones go. Whatever goes wrong before the last step, nothing is removed: the entry may yet turn out to be there. All
+that is made has the new key's id in its name, so that others who change the root key at the same time are not met.
 """
 
 from collections.abc import Callable, Collection
@@ -11,11 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from cairn.core.canonical import encode
-from cairn.core.errors import CairnError, ConflictError, GoneError, RefusedError
-from cairn.core.ids import ModelId
+from cairn.core.errors import (
+    CairnError,
+    ConflictError,
+    GoneError,
+    NotAllowed,
+    ObjectNotFound,
+    Overtaken,
+    RefusedError,
+)
+from cairn.core.ids import ModelId, StoreId
 from cairn.registry.entries_rights import Given, KeyRotate, MemberSet, RootRotate
 from cairn.registry.localfiles import remove_file, write_private
-from cairn.registry.members import check_owner, delete_unnamed, secrets_of_role
+from cairn.registry.members import check_owner, delete_unnamed, named_wraps, secrets_of_role
 from cairn.registry.memberwraps import store_member_wrap, wrap_name, wraps_of
 from cairn.registry.modelkeys import (
     ModelKeys,
@@ -30,13 +39,17 @@ from cairn.registry.permission import check_root, root_key_of
 from cairn.registry.registry import Registry
 from cairn.registry.rights import Role, readable
 from cairn.registry.rootkeys import (
-    NEXT,
     file_of_generation,
+    is_in_force,
+    next_key_file,
+    next_key_files,
+    read_key_file,
     root_record,
     root_record_name,
     root_records,
     settle_key_file,
     store_wrap_name,
+    store_wraps,
 )
 from cairn.registry.state import State
 from cairn.store.crypto.components import ComponentClass
@@ -133,24 +146,22 @@ def rotate_root(
 
     Raises:
         RefusedError: a passphrase opens the store, and none is given.
+        Overtaken: another owner changed the root key at the same time; this change did not happen.
     """
     opened = registry.opened
     check_owner(registry)
     old, store = root_key_of(opened), opened.store
     if opened.key_file is not None:
-        # The only file that holds the key in force must not be taken for the leftover of an earlier change.
-        settle_key_file(opened.key_file, store, old.generation)
+        settle_key_file(opened.key_file, store, old, keep_old)
     if passphrase is None and service is None:
         if needs_passphrase(registry):
             raise RefusedError("this store has a passphrase", hint="give one: set CAIRN_NEW_PASSPHRASE, or enter it")
         service = service_in_force(registry)
     new = RootKey(old.generation + 1, opened.entropy.token(32))
     key_file = _keep_new_root(registry, new, passphrase, service)
-    backend = opened.backend
-    # What an interrupted rotation left is under a key that nobody has.
-    backend.delete(store_wrap_name(store, new.generation))
-    context = WrapContext(store, WrapPurpose.STORE_KEYS)
-    backend.create(store_wrap_name(store, new.generation), [new.wrap(encode(opened.secrets), context, opened.entropy)])
+    backend, context = opened.backend, WrapContext(store, WrapPurpose.STORE_KEYS)
+    wrapped = new.wrap(encode(opened.secrets), context, opened.entropy)
+    backend.create(store_wrap_name(store, new.generation, new.key_id()), [wrapped])
     made: list[RootRotate] = []
 
     def build(state: State) -> RootRotate:
@@ -163,42 +174,74 @@ def rotate_root(
         owners = []
         for actor, member in state.members.items():
             if member.role == Role.OWNER:
-                public = public_of(actor, member)
-                generation = max([member.generation, *wraps_of(backend, public)]) + 1
-                secrets = secrets_of_role(opened, Role.OWNER, new)
-                hash_ = store_member_wrap(backend, store, public, secrets, generation)
+                public, secrets = public_of(actor, member), secrets_of_role(opened, Role.OWNER, new)
+                generation, hash_ = store_member_wrap(backend, store, public, secrets, member.generation)
                 owners.append(MemberSet(actor, Role.OWNER, member.agreement, generation, hash_))
-        made.append(RootRotate(new.generation, tuple(models), tuple(owners)))
+        made.append(RootRotate(new.generation, new.key_id(), tuple(models), tuple(owners)))
         return made[-1]
 
     names = [model.wrap for model in registry.state.kept_models().values()]
-    registry.append(build)
+    try:
+        registry.append(build)
+    except (ConflictError, NotAllowed):
+        state = registry.refresh()
+        if state.root_generation < new.generation or is_in_force(new, state):
+            raise
+        _withdraw(registry, new, made)
+        raise Overtaken(
+            "another owner changed the root key at the same time: theirs is in force, and this change did not happen",
+            hint="run the command again",
+        ) from None
     delete_unnamed(registry, [*names, *(given.wrap for one in made for given in one.models)])
-    if opened.key_file is not None and opened.key_file.exists():
-        opened.key_file.replace(file_of_generation(opened.key_file, old.generation))
     if key_file is not None:
-        key_file.with_name(key_file.name + NEXT).replace(key_file)
+        settle_key_file(key_file, store, new, keep_old)
+    elif opened.key_file is not None:
+        _put_aside(opened.key_file, store, old)
     registry.opened = replace(opened, root=new, key_file=key_file)
-    if not keep_old:
-        destroy_older(registry)
-        return key_file
-    for name in _older(registry):
-        with suppress(CairnError):
-            opened.backend.delete(name)
+    _remove_older(registry, keep_old)
     return key_file
 
 
-def destroy_older(registry: Registry) -> None:
-    """Remove all that older root keys opened or were kept in, in the store and beside this user's key file.
+def _withdraw(registry: Registry, new: RootKey, made: Collection[RootRotate]) -> None:
+    """Remove what was made for a root key that never comes into force."""
+    opened, named = registry.opened, named_wraps(registry.state)
+    names = {given.wrap for one in made for given in one.models} - named
+    names |= {name(opened.store, new.generation, new.key_id()) for name in (store_wrap_name, root_record_name)}
+    with suppress(CairnError):
+        remove_file(next_key_file(_place_of_key_file(registry), new))
+        for name in names:
+            opened.backend.delete(name)
 
-    Raises:
-        StorageError: something cannot be removed.
+
+def _put_aside(key_file: Path, store: StoreId, old: RootKey) -> None:
+    """Take a key file's name from it, now that the root key lies in the store."""
+    with suppress(FileNotFoundError):
+        if read_key_file(key_file, store) == old:
+            key_file.replace(file_of_generation(key_file, old.generation))
+
+
+def _remove_older(registry: Registry, keep_old: bool) -> None:
+    """Remove all that older root keys opened, or were kept in, and those that never came into force.
+
+    Args:
+        keep_old: leave old key files where they are, and what cannot be removed to the next change.
     """
-    key_file = registry.opened.key_file or registry.opened.home.key_file(registry.opened.store)
-    for generation in range(registry.state.root_generation):
+    opened, state, key_file = registry.opened, registry.state, _place_of_key_file(registry)
+    for root, beside in next_key_files(key_file, opened.store):
+        if root.generation <= state.root_generation and not is_in_force(root, state):
+            remove_file(beside)
+    for generation in range(0 if keep_old else state.root_generation):
         remove_file(file_of_generation(key_file, generation))
     for name in _older(registry):
-        registry.opened.backend.delete(name)
+        try:
+            opened.backend.delete(name)
+        except CairnError:
+            if not keep_old:
+                raise
+
+
+def _place_of_key_file(registry: Registry) -> Path:
+    return registry.opened.key_file or registry.opened.home.key_file(registry.opened.store)
 
 
 def export_recovery(registry: Registry, path: Path) -> None:
@@ -214,23 +257,25 @@ def export_recovery(registry: Registry, path: Path) -> None:
 
 def needs_passphrase(registry: Registry) -> bool:
     """Whether a passphrase opens the store."""
-    name, data = _newest_record(registry)
-    return bool(name) and not is_service_record(data)
+    data = _record_in_force(registry)
+    return data is not None and not is_service_record(data)
 
 
 def service_in_force(registry: Registry) -> str | None:
     """The key service that opens the store; None in one with key files or a passphrase."""
-    name, data = _newest_record(registry)
-    if not name or not is_service_record(data):
+    data = _record_in_force(registry)
+    if data is None or not is_service_record(data):
         return None
-    return service_of(data, registry.opened.store, f"root record {name}")
+    return service_of(data, registry.opened.store, "the root record")
 
 
-def _newest_record(registry: Registry) -> tuple[str, bytes]:
-    """Name and bytes of the newest root record; both empty if there is none."""
-    records, backend = root_records(registry.opened.backend), registry.opened.backend
-    name = records[max(records)] if records else ""
-    return name, backend.read(name) if name else b""
+def _record_in_force(registry: Registry) -> bytes | None:
+    """The root record of the root key in force; None where a key file holds that."""
+    opened, state = registry.opened, registry.state
+    try:
+        return opened.backend.read(root_record_name(opened.store, state.root_generation, state.root_key))
+    except ObjectNotFound:
+        return None
 
 
 def _keep_new_root(registry: Registry, new: RootKey, passphrase: str | None, service: str | None) -> Path | None:
@@ -238,21 +283,21 @@ def _keep_new_root(registry: Registry, new: RootKey, passphrase: str | None, ser
     opened = registry.opened
     record = root_record(opened.store, new, service, passphrase, opened.entropy)
     if record is not None:
-        name = root_record_name(opened.store, new.generation)
-        opened.backend.delete(name)
-        opened.backend.create(name, [record])
+        opened.backend.create(root_record_name(opened.store, new.generation, new.key_id()), [record])
         return None
-    path = opened.key_file or opened.home.key_file(opened.store)
-    path.with_name(path.name + NEXT).unlink(missing_ok=True)
-    write_private(path.with_name(path.name + NEXT), dump_key_file(opened.store, new))
+    path = _place_of_key_file(registry)
+    write_private(next_key_file(path, new), dump_key_file(opened.store, new))
     return path
 
 
 def _older(registry: Registry) -> list[str]:
     """Names of what older root keys opened, or were kept in."""
-    opened, backend, newest = registry.opened, registry.opened.backend, registry.state.root_generation
-    names = [store_wrap_name(opened.store, generation) for generation in range(newest)]
-    names += [name for generation, name in root_records(backend).items() if generation < newest]
+    opened, backend, state = registry.opened, registry.opened.backend, registry.state
+    of = opened.store, state.root_generation, state.root_key
+    keep = {store_wrap_name(*of), root_record_name(*of)}
+    found = [*store_wraps(backend), *root_records(backend)]
+    # One of a generation to come may be about to be in force.
+    names = [name for generation, name in found if generation <= state.root_generation and name not in keep]
     for actor, member in registry.state.members.items():
         if member.role == Role.OWNER:
             public = public_of(actor, member)

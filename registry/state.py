@@ -182,9 +182,9 @@ class State(msgspec.Struct):
         condemned: pack number -> epoch of its condemnation.
         condemned_objects: the same of other objects, by their keys.
         swept: numbers of packs that are deleted, as closed ranges, ascending.
-        live_n: the newest entry that made something live, or changed where it lies.
+        live_n: the newest entry that made something live, changed where it lies, or ended what a shred ends.
         members: all to whom an owner ever gave a right; former ones too.
-        root_generation: of the root key in force.
+        root_generation, root_key: generation and id of the root key in force; the first one's id is not told.
         root_exposed: somebody has it who is an owner no longer: its rotation is due.
         policy: settings, value by name.
         deleted: models that were deleted; none of them is in `models`.
@@ -214,6 +214,7 @@ class State(msgspec.Struct):
     voids: list[Void] = []
     members: dict[bytes, Member] = {}
     root_generation: int = 0
+    root_key: bytes = b""
     root_exposed: bool = False
     policy: dict[str, str] = {}
     deleted: dict[bytes, DeletedModel] = {}

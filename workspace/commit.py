@@ -388,6 +388,7 @@ def objects_behind(registry: Registry, model: ModelId, checkpoint: CheckpointId)
     """Names of all objects but packs that a checkpoint needs to be read."""
     state, of_model = registry.state, registry.state.live_model(model)
     of = of_model.checkpoints[checkpoint]
-    names = [store_wrap_name(registry.opened.store, state.root_generation), of_model.wrap, of.body.object_name("body")]
-    names += [of.reachability.object_name("reach"), *(root.object.object_name("root") for root in of.roots)]
+    names = [store_wrap_name(registry.opened.store, state.root_generation, state.root_key), of_model.wrap]
+    names += [of.body.object_name("body"), of.reachability.object_name("reach")]
+    names += [root.object.object_name("root") for root in of.roots]
     return names + [piece.object.object_name("index") for piece in state.pieces]

@@ -28,6 +28,7 @@ from cairn.store.crypto.tenant import derive
 
 MAGIC = b"CRNW"
 VERSION = 1
+ROOT_KEY_ID_BYTES = 16
 _HEADER_BYTES = 24
 _CHECK_BYTES = 32
 
@@ -80,7 +81,7 @@ class RootKey:
 
     def key_id(self) -> bytes:
         """Public name of this root key."""
-        return derive(self.key, "root-key-id", 16)
+        return derive(self.key, "root-key-id", ROOT_KEY_ID_BYTES)
 
     def wrap(self, plaintext: bytes, context: WrapContext, entropy: Entropy) -> bytes:
         head = MAGIC + bytes((VERSION, context.purpose)) + self.generation.to_bytes(2, "little") + self.key_id()

@@ -41,6 +41,7 @@ from cairn.registry.entries_deletion import (
 from cairn.registry.entries_rights import Given, RootRotate
 from cairn.registry.fold import apply_payload
 from cairn.registry.state import Model, State, Void
+from cairn.store.crypto.provider import ROOT_KEY_ID_BYTES
 from tests.project.test_format_collected import fold_of
 from tests.vectors.format import reader_deletion
 from tests.vectors.format.make_collected import describe_fold
@@ -144,7 +145,9 @@ class Writer:
     def _root(self, n: int) -> RootRotate:
         kept = list(self._state.kept_models())
         chosen = kept[1:] if self._dice.random() < 0.3 else kept
-        return RootRotate(self._state.root_generation + 1, tuple(Given(one, f"{n}") for one in chosen))
+        return RootRotate(
+            self._state.root_generation + 1, bytes(ROOT_KEY_ID_BYTES), tuple(Given(one, f"{n}") for one in chosen)
+        )
 
     def _policy(self, n: int) -> Policy:
         return Policy({"delete_approval": "odd" if self._rarely() else self._dice.choice(("off", "descendants"))})

@@ -28,6 +28,7 @@ from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyR
 from cairn.registry.fold import apply_payload
 from cairn.registry.rights import ALL_MODELS, Role, readable
 from cairn.registry.state import State
+from cairn.store.crypto.provider import ROOT_KEY_ID_BYTES
 from tests.vectors.format.reader import decode
 from tests.vectors.format.reader_collection import Collection
 from tests.vectors.format.reader_deletion import Deletion
@@ -122,7 +123,9 @@ class Writer:
         owners = [actor for actor, one in state.members.items() if one.role == "owner"]
         chosen = owners[:-1] if self._rarely() else owners
         members = tuple(self._set(actor, "reader" if self._rarely() else "owner") for actor in chosen)
-        return RootRotate(state.root_generation + (2 if self._rarely() else 1), self._given(state.models), members)
+        generation = state.root_generation + (2 if self._rarely() else 1)
+        key = bytes(15 if self._rarely() else ROOT_KEY_ID_BYTES)
+        return RootRotate(generation, key, self._given(state.models), members)
 
     def _commit(self) -> Commit:
         model, self._number = self._dice.choice(MODELS), self._number + 1

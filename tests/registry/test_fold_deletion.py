@@ -24,6 +24,7 @@ from cairn.registry.fold import decode_state, encode_state
 from cairn.registry.fold_deletion import HELD
 from cairn.registry.rights import ALL_MODELS
 from cairn.registry.state import State, objects_of
+from cairn.store.crypto.provider import ROOT_KEY_ID_BYTES
 from tests.support.logs import MAIN, MODEL, OTHER_MODEL, RECOVERY, LogMaker, commit_entry, model_create, packs
 
 LOG = LogMaker()
@@ -75,7 +76,7 @@ def hold(checkpoint: bytes = b"", identifier: bytes = HOLD) -> HoldSet:
 def root_rotate(state: State, *models: bytes) -> RootRotate:
     owner = member(PARTNER, "owner", state.members[PARTNER].generation + 1)
     wraps = tuple(Given(one, f"keys/model/{state.length}") for one in models)
-    return RootRotate(state.root_generation + 1, wraps, (owner,))
+    return RootRotate(state.root_generation + 1, bytes(ROOT_KEY_ID_BYTES), wraps, (owner,))
 
 
 DELETE = ModelDelete(MODEL, LATER, "deleted")

@@ -30,8 +30,10 @@ from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyR
 from cairn.registry.fold import encode_state
 from cairn.registry.rights import Role
 from cairn.registry.state import State
+from cairn.store.crypto.provider import ROOT_KEY_ID_BYTES
 from tests.support.logs import MAIN, MODEL, OBJECT, OTHER_MODEL, RECOVERY, LogMaker, commit_entry, model_create
 
+KEY = b"k" * ROOT_KEY_ID_BYTES
 LOG = LogMaker()
 FIRST, SECOND = b"1" * 32, b"2" * 32
 WEIGHTS, OPTIMIZER = 1, 2
@@ -106,7 +108,7 @@ OWNS: list[Payload] = [
     member(STRANGER, "owner"),
     GrantSet(ACTORS[Role.READER], MODEL, (OPTIMIZER,), False, (Given(MODEL, "w"),)),
     KeyRotate(MODEL, (), "w"),
-    RootRotate(1, ()),
+    RootRotate(1, KEY, ()),
 ]
 
 
@@ -331,7 +333,7 @@ def test_a_rotation_ends_what_was_exposed_and_gives_new_wraps(state: State) -> N
 
 def root(**changes: Any) -> RootRotate:
     owners = (member(ACTORS[Role.OWNER], "owner", 2),)
-    return msgspec.structs.replace(RootRotate(1, (Given(MODEL, "a"), Given(OTHER_MODEL, "b")), owners), **changes)
+    return msgspec.structs.replace(RootRotate(1, KEY, (Given(MODEL, "a"), Given(OTHER_MODEL, "b")), owners), **changes)
 
 
 @pytest.mark.parametrize(
@@ -339,6 +341,7 @@ def root(**changes: Any) -> RootRotate:
     [
         (root(generation=0), "its generation is not the next one"),
         (root(generation=2), "its generation is not the next one"),
+        (root(key=bytes(15)), "it names no root key"),
         (root(models=(Given(b"z" * 16, "a"),)), "its wraps are of models that do not exist"),
         (root(models=(Given(MODEL, "a"), Given(MODEL, "b"))), "its wraps are of models that do not exist"),
         (root(members=()), "its wraps leave out an owner"),
@@ -355,7 +358,7 @@ def test_a_new_root_key_replaces_wraps_and_nothing_else(state: State) -> None:
     assert LOG.apply(state, member(LOG.owner.actor, "reader")) is None
     assert state.root_exposed
     assert LOG.apply(state, root(), actor=ACTORS[Role.OWNER]) is None
-    assert (state.root_generation, state.root_exposed) == (1, False)
+    assert (state.root_generation, state.root_key, state.root_exposed) == (1, KEY, False)
     assert {key: model.wrap for key, model in state.models.items()} == {MODEL: "a", OTHER_MODEL: "b"}
     assert state.members[ACTORS[Role.OWNER]].generation == 2
     assert set(state.models[MODEL].readers.values()) == {"keys/grant/writer", "keys/grant/reader"}

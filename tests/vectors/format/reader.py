@@ -153,10 +153,10 @@ class Vault:
         if key_text is not None:
             self.root_key, generation = read_key_file(key_text, self.id), json.loads(key_text)["generation"]
         else:
-            newest = max((folder / "keys/root").iterdir(), key=lambda path: int(path.suffix[1:] or 0))
+            newest = max((folder / "keys/root").iterdir(), key=lambda path: int([*path.name.split("."), 0][1]))
             text = newest.read_bytes()
             self.root_key, generation = open_root_record(text, self.id, passphrase), json.loads(text)["generation"]
-        ending = f".{generation}" if generation else ""
+        ending = f".{generation}.{derive(self.root_key, 'root-key-id', 16).hex()}" if generation else ""
         secrets = decode(self.unwrap(f"keys/store/{self.id.hex()}{ending}", 1, b""))
         self.k_index, self.k_log, self.k_ckpt = secrets["k_index"], secrets["k_log"], secrets["k_ckpt"]
         self.content = {

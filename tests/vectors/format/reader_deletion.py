@@ -80,6 +80,7 @@ def _shred(log: "Log", body: Fields, n: int) -> str | None:
     if body["marked"] > n or log.collection.live_n >= body["marked"] or log.collection.numbers(body["packs"]) is None:
         return "its marking is stale, or its packs are not in order"
     gone["held"], gone["root"] = None, log.rights.root
+    log.collection.live_n = n
     return None
 
 

@@ -170,6 +170,8 @@ def _root_rotate(log: "Log", body: Fields, n: int) -> str | None:
     owners = sorted(actor for actor in rights.members if rights.role(actor) == "owner")
     if body["generation"] != rights.root + 1 or wraps is None or not wraps.keys() <= kept_models(log).keys():
         return "its generation, or its wraps"
+    if len(body["key"]) != 16:
+        return "its key"
     if any(held["holds"] and model not in wraps for model, held in kept_models(log).items()):
         return "a model that is held would lose its keys"
     if sorted(one["member"] for one in body["members"]) != owners:

@@ -118,7 +118,7 @@ def _planned(
         return plan_deletion(registry, selector, with_tags)
     if with_tags:
         raise UsageError("--with-tags is for one checkpoint", hint="leave it out")
-    return plan_models(registry, selector or "", taint)
+    return plan_models(registry, selector, taint)
 
 
 def _show(made: "DeletionPlan", as_json: bool, quiet: bool, freed: "Freed | None" = None) -> None:

@@ -15,9 +15,7 @@ from cairn.core.ids import CheckpointId, ModelId, short
 from cairn.registry.checkpoint import committed
 from cairn.registry.deletion import check_grace, check_is_owner, tombstone
 from cairn.registry.fold import BRANCH, TAG
-from cairn.registry.fold_policy import DeleteApproval, delete_approval
-from cairn.registry.lineage import Derivations
-from cairn.registry.modeldeletion import check_approved
+from cairn.registry.modeldeletion import check_approved, may_be_outlived
 from cairn.registry.models import (
     LogLine,
     NamedRef,
@@ -128,10 +126,8 @@ def apply_deletion(registry: Registry, plan: DeletionPlan, grace_seconds: float 
     digest, descendants = plan_hash(plan), False
     if plan.goes:
         check_is_owner(registry)
-        # Asked only where it matters: the bodies of all checkpoints are read for it.
-        if delete_approval(registry.state) is not DeleteApproval.OFF:
-            descendants = bool(Derivations(registry).others_from(plan.removed))
-            check_approved(registry, registry.state, digest, descendants)
+        descendants = may_be_outlived(registry, plan.removed)
+        check_approved(registry, registry.state, digest, descendants)
     for at in range(begun, len(plan.seen)):
         check = _Check(registry, plan, at, plan.refs[begun:at])
         if at < len(plan.refs):

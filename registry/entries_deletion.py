@@ -43,7 +43,8 @@ class ModelDelete(msgspec.Struct, frozen=True, omit_defaults=True):
         due_at: when a `shred` may follow, by the writer's clock (ns).
         cause: why, in a word or two.
         plan: BLAKE3 of the plan that it follows, which others may have approved.
-        descendants: checkpoints that stay were made from its own, says whoever deletes it.
+        descendants: others were made from its checkpoints that stay, or can be restored without them, says whoever
+            deletes it.
     """
 
     model: bytes

@@ -4,7 +4,7 @@ Parents stand in the body. Of a checkpoint whose body is gone or damaged the log
 before. Whoever may read manifests sees all of it; names and steps are the models' own (see `models.py`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
 from operator import attrgetter
 
@@ -19,7 +19,7 @@ from cairn.manifests.schema import Parent
 from cairn.registry.checkpoint import read_body
 from cairn.registry.registry import Registry
 from cairn.registry.selectors import resolve, resolve_any
-from cairn.registry.state import Checkpoint, Gone, State
+from cairn.registry.state import Checkpoint, DeletedModel, Gone, State
 
 # Below so many bodies, threads cost more than they save.
 _FEW = 4
@@ -128,7 +128,7 @@ def descendants(registry: Registry, start: CheckpointId, depth: int | None = Non
 
 
 class Derivations:
-    """What was made from what in the models of a store that are not deleted; reads the bodies of all checkpoints."""
+    """What was made from what in a store, deleted ones that can be restored included; reads all their bodies."""
 
     def __init__(self, registry: Registry) -> None:
         """Read them.
@@ -161,20 +161,42 @@ class Derivations:
 
         What merely goes on from one in the same model is none of them.
         """
-        starts = set(starts)
-        found, seen = dict[CheckpointId, ModelId](), {(one, False) for one in starts}
+        starts, found = set(starts), dict[CheckpointId, ModelId]()
+        for link, crossed in self._links_from(starts):
+            model, held = self._accounts.places[link.child]
+            if crossed and isinstance(held, Checkpoint) and link.child not in starts:
+                found[link.child] = model
+        return sorted((model, one) for one, model in found.items())
+
+    def may_outlive(self, starts: Iterable[CheckpointId], whole: Collection[ModelId] = ()) -> bool:
+        """Whether another thing that was made from some checkpoints is there or can be restored without them.
+
+        So it is if nobody can tell, since a body cannot be read; and whatever else goes: one restores what one likes.
+
+        Args:
+            whole: models of theirs that go, and could come back, as a whole.
+        """
+        if self.unreadable:
+            return True
+        for link, crossed in self._links_from(starts):
+            model, held = self._accounts.places[link.child]
+            apart = model != self._model_of(link.parent) or (crossed and model not in whole)
+            if apart and _restorable(held) is not None:
+                return True
+        return False
+
+    def _links_from(self, starts: Iterable[CheckpointId]) -> Iterator[tuple[Link, bool]]:
+        """Links below some checkpoints, and whether what they lead to is another thing than those."""
+        seen = {(one, False) for one in starts}
         pending = list(seen)
         while pending:
             one, other = pending.pop()
             for link in self._below.get(one, ()):
-                model, held = self._accounts.places[link.child]
-                crossed = other or link.relation != CONTINUE or model != self._model_of(one)
-                if crossed and isinstance(held, Checkpoint) and link.child not in starts:
-                    found[link.child] = model
+                crossed = other or link.relation != CONTINUE or self._model_of(link.child) != self._model_of(one)
+                yield link, crossed
                 if (link.child, crossed) not in seen:
                     seen.add((link.child, crossed))
                     pending.append((link.child, crossed))
-        return sorted((model, one) for one, model in found.items())
 
     def _model_of(self, checkpoint: CheckpointId) -> ModelId | None:
         place = self._accounts.places.get(checkpoint)
@@ -279,10 +301,17 @@ class _Accounts:
 
 def _places(state: State) -> dict[CheckpointId, tuple[ModelId, Checkpoint | Gone]]:
     places: dict[CheckpointId, tuple[ModelId, Checkpoint | Gone]] = {}
-    for identifier, model in state.models.items():
+    for identifier, model in state.kept_models().items():
         held: dict[bytes, Checkpoint | Gone] = {**model.gone, **model.checkpoints}
+        deleted = state.deleted.get(identifier)
+        if deleted is not None:
+            held |= {one: _gone_with(deleted, what) for one, what in model.checkpoints.items()}
         places.update((CheckpointId(one), (ModelId(identifier), what)) for one, what in held.items())
     return places
+
+
+def _gone_with(deleted: DeletedModel, checkpoint: Checkpoint) -> Gone:
+    return Gone(deleted.n, deleted.actor, deleted.due_at, deleted.cause, checkpoint.parent, checkpoint)
 
 
 def _restorable(held: Checkpoint | Gone) -> Checkpoint | None:

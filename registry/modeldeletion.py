@@ -4,18 +4,20 @@
 gone and is kept whole until its keys are destroyed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 import msgspec
 
 from cairn.core.errors import ConflictError, GoneError, NotAllowed, NotFoundError, RefusedError
-from cairn.core.ids import ID_PREFIX_HEX_MIN, ActorId, ModelId
+from cairn.core.ids import ID_PREFIX_HEX_MIN, ActorId, CheckpointId, ModelId
 from cairn.registry.deletion import check_grace
 from cairn.registry.entries_deletion import Approve, ModelDelete, ModelRestore
 from cairn.registry.fold_deletion import approval_missing
+from cairn.registry.fold_policy import DeleteApproval, delete_approval
 from cairn.registry.gonemodels import claimed_at, gone_model_error
 from cairn.registry.holding import told
+from cairn.registry.lineage import Derivations
 from cairn.registry.models import model_name
 from cairn.registry.names import check_model_name, model_tag
 from cairn.registry.registry import Registry
@@ -49,7 +51,7 @@ def delete_model(
     Args:
         cause, grace_seconds: as of `deletion.tombstone`; for so long no key is destroyed.
         plan: hash of the plan that is carried out.
-        descendants: checkpoints that stay were made from its own.
+        descendants: others were made from its checkpoints that stay, or can be restored without them.
         check: raises if the state is not the one that the choice was made by.
 
     Raises:
@@ -79,9 +81,21 @@ def check_not_held(registry: Registry, state: State, model: ModelId) -> None:
     holds = told(state.live_model(model))
     if holds:
         raise RefusedError(
-            f"model {model_name(registry, model)!r} stays: {holds}; nothing was deleted",
+            f"model {model_name(registry, model)!r} stays: {holds}",
             hint="'cairn hold list' tells why, 'cairn hold lift' ends one",
         )
+
+
+def may_be_outlived(registry: Registry, going: Iterable[CheckpointId], whole: Collection[ModelId] = ()) -> bool:
+    """Whether the store's policy asks for a second owner's approval of a deletion, as of the last refresh.
+
+    Args:
+        going, whole: as of `Derivations.may_outlive`.
+    """
+    # Asked only where it matters: the bodies of all checkpoints are read for it.
+    if delete_approval(registry.state) is DeleteApproval.OFF:
+        return False
+    return Derivations(registry).may_outlive(going, whole)
 
 
 def check_approved(registry: Registry, state: State, plan: bytes, descendants: bool) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from cairn.core.errors import CairnError, IntegrityError, NotFoundError, PlanVoid
+from cairn.core.errors import CairnError, GoneError, IntegrityError, NotFoundError, PlanVoid, RefusedError
 from cairn.core.ids import CheckpointId, ModelId, short
 from cairn.registry.checkpoint import committed
 from cairn.registry.deleting import CAUSE, Fate
 from cairn.registry.deletion import check_free, check_grace, check_is_owner, tombstone
 from cairn.registry.fold import BRANCH
 from cairn.registry.lineage import Derivations
-from cairn.registry.modeldeletion import check_approved, check_not_held, delete_model
+from cairn.registry.modeldeletion import check_approved, check_not_held, delete_model, may_be_outlived
 from cairn.registry.models import (
     delete_ref,
     find_model,
@@ -29,7 +29,7 @@ from cairn.registry.models import (
 )
 from cairn.registry.planfiles import check_store, decode_plan_file, fingerprint, plan_hash
 from cairn.registry.registry import Registry
-from cairn.registry.selectors import resolve
+from cairn.registry.selectors import resolve_any
 from cairn.registry.state import State
 
 FORMAT = "cairn model deletion plan 1"
@@ -94,25 +94,29 @@ class ModelsPlan(msgspec.Struct, frozen=True):
         return [ModelId(bytes.fromhex(part.model)) for part in self.parts if part.whole]
 
 
-def plan_models(registry: Registry, target: str, taint: bool = False) -> ModelsPlan:
+def plan_models(registry: Registry, target: str | None, taint: bool = False) -> ModelsPlan:
     """Look at what goes, as of the last refresh; changes nothing.
 
     Args:
-        target: a model's name; with `taint` also a selector of one checkpoint; empty for all models of the store.
+        target: a model's name; with `taint` also a selector of one checkpoint, which by its id may be a deleted one;
+            None for all models of the store.
 
     Raises:
         IntegrityError: the body of a checkpoint cannot be read, so that nobody can tell what it was made from.
         NotFoundError, GoneError: there is nothing of that name, or it is deleted already.
     """
-    state = registry.state
-    chosen = {ModelId(one) for one in state.models} if not target else set[ModelId]()
-    starts = set[CheckpointId]()
-    if target and "@" not in target:
+    state, home = registry.state, None
+    chosen, starts = set[ModelId](), set[CheckpointId]()
+    if target is None:
+        chosen = {ModelId(one) for one in state.models}
+        if not chosen:
+            raise NotFoundError("the store has no model", hint="'cairn delete status' lists what was deleted")
+    elif "@" not in target:
         chosen = {find_model(registry, target)}
-    elif target:
-        starts = {resolve(registry, target)[1]}
-    if not target and not chosen:
-        raise NotFoundError("the store has no model", hint="'cairn delete status' lists what was deleted")
+    else:
+        home, start = resolve_any(registry, target)
+        # A ref or step means something else once this is carried out.
+        starts, target = {start}, f"{model_name(registry, home)}@{start.hex()}"
     for held in (state.models[model] for model in chosen):
         starts |= {CheckpointId(one) for one in (*held.checkpoints, *held.gone)}
     derivations = Derivations(registry)
@@ -124,13 +128,16 @@ def plan_models(registry: Registry, target: str, taint: bool = False) -> ModelsP
         )
     doomed = derivations.all_from(starts) if taint else starts
     parts = []
-    for model in map(ModelId, state.models):
+    # Last goes what the target names, by which the rest is found if it is stopped on the way.
+    for model in sorted(map(ModelId, state.models), key=lambda one: one == home or one in chosen):
         going = [CheckpointId(one) for one in state.models[model].checkpoints if one in doomed]
         if model in chosen or going:
             parts.append(_part(registry, model, going, model in chosen))
     others = derivations.others_from(one for part in parts for one in _ids(part))
     stays = tuple(Derived(model.hex(), one.hex()) for model, one in others)
-    return ModelsPlan(registry.opened.store.hex(), target, taint, state.length, tuple(parts), stays)
+    if not parts:
+        raise GoneError(f"{target} is deleted, and so is what was made from it", hint="'cairn delete status' lists it")
+    return ModelsPlan(registry.opened.store.hex(), target or "", taint, state.length, tuple(parts), stays)
 
 
 def apply_models(registry: Registry, plan: ModelsPlan, grace_seconds: float = 0.0) -> None:
@@ -148,24 +155,28 @@ def apply_models(registry: Registry, plan: ModelsPlan, grace_seconds: float = 0.
     registry.refresh()
     check_store(registry, plan.store)
     check_is_owner(registry)
-    made = plan_models(registry, plan.target, plan.taint)
+    made = plan_models(registry, plan.target or None, plan.taint)
     if (made.parts, made.stays) != (plan.parts, plan.stays):
         raise _void(plan, ())
-    digest, descendants = plan_hash(plan), bool(plan.stays)
+    going = [one for part in plan.parts for one in _ids(part)]
+    digest, descendants = plan_hash(plan), bool(plan.stays) or may_be_outlived(registry, going, plan.whole)
     check_approved(registry, registry.state, digest, descendants)
     for part in plan.parts:
         _check_free(registry, part)
+    known = {part.model: set(registry.state.models[bytes.fromhex(part.model)].checkpoints) for part in plan.parts}
     done: list[ModelPart] = []
-    # Parts first: whoever is stopped then still finds by its parents what is left to do.
-    for part in sorted(plan.parts, key=lambda part: part.whole):
+    for part in plan.parts:
         model = ModelId(bytes.fromhex(part.model))
-        if part.whole:
-            check = _Check(plan, part, done)
-            delete_model(registry, model, CAUSE, grace_seconds, digest, descendants, check)
-        else:
-            _delete_part(registry, model, part)
-            removed = _ids(part)
-            tombstone(registry, model, removed, CAUSE, grace_seconds, plan=digest, descendants=descendants)
+        check = _Check(plan, part, known[part.model], done)
+        try:
+            if part.whole:
+                delete_model(registry, model, CAUSE, grace_seconds, digest, descendants, check)
+            else:
+                _delete_part(registry, model, part)
+                removed = _ids(part)
+                tombstone(registry, model, removed, CAUSE, grace_seconds, check, digest, descendants)
+        except RefusedError as error:
+            raise RefusedError(f"{error.message}; {_told(done)}", hint=error.hint) from None
         done.append(part)
 
 
@@ -242,22 +253,27 @@ def _delete_part(registry: Registry, model: ModelId, part: ModelPart) -> None:
 
 
 class _Check:
-    """Raises unless a model is as the plan saw it."""
+    """Raises unless a model is as the plan saw it; one of which something stays may have other refs by now."""
 
-    def __init__(self, plan: ModelsPlan, part: ModelPart, done: Sequence[ModelPart]) -> None:
-        self._plan, self._part, self._done = plan, part, done
+    def __init__(self, plan: ModelsPlan, part: ModelPart, known: set[bytes], done: Sequence[ModelPart]) -> None:
+        self._plan, self._part, self._known, self._done = plan, part, known, done
 
     def __call__(self, state: State) -> None:
-        if fingerprint(state.live_model(bytes.fromhex(self._part.model))) != self._part.seen:
+        model = state.live_model(bytes.fromhex(self._part.model))
+        same = fingerprint(model) == self._part.seen if self._part.whole else set(model.checkpoints) == self._known
+        if not same:
             raise _void(self._plan, self._done)
 
 
 def _void(plan: ModelsPlan, done: Sequence[ModelPart]) -> PlanVoid:
     what = f"{plan.target!r}" if plan.target else "all models"
-    told = ", ".join(repr(part.name) for part in done)
-    rest = f"of {told} it was carried out, of the others nothing was deleted" if done else "nothing was deleted"
     options = ("--tenant" if not plan.target else plan.target) + (" --taint" if plan.taint else "")
     return PlanVoid(
-        f"the plan for {what} of log position {plan.length} is void: what it speaks of has changed; {rest}",
+        f"the plan for {what} of log position {plan.length} is void: what it speaks of has changed; {_told(done)}",
         hint=f"plan again: 'cairn delete plan {options}'",
     )
+
+
+def _told(done: Sequence[ModelPart]) -> str:
+    names = ", ".join(repr(part.name) for part in done)
+    return f"of {names} it was carried out, of the others nothing was deleted" if done else "nothing was deleted"

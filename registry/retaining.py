@@ -94,7 +94,7 @@ def plan_retention(
         # No rule stands in for the second owner whom the store's policy asks for.
         derivations = Derivations(registry)
         for line, why in zip(lines, reasons, strict=True):
-            if not why and derivations.others_from([line.id]):
+            if not why and derivations.may_outlive([line.id]):
                 kept.setdefault(line.id, []).append("others were made from it")
         reasons = _reasons(lines, kept, rules, now)
     verdicts = [

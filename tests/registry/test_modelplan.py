@@ -1,5 +1,6 @@
 """Planning the deletion of models and of all that was made from something, approving it, and carrying it out."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from cairn.core.errors import BadInput, ConflictError, GoneError, IntegrityError, NotAllowed, PlanVoid, RefusedError
 from cairn.core.ids import CheckpointId
+from cairn.gc.shred import shred_due
 from cairn.registry.deleting import apply_deletion, plan_deletion
 from cairn.registry.fold import TAG
 from cairn.registry.fold_policy import DELETE_APPROVAL
@@ -23,7 +25,9 @@ from cairn.registry.retaining import plan_retention, retain
 from cairn.registry.retention import Retention
 from cairn.registry.rights import Role
 from cairn.registry.state import Checkpoint
+from cairn.store.backends.faults import Crash, Delay, FaultyBackend, Stopped
 from tests.support.members import join
+from tests.support.rivals import Rival, interleaved
 from tests.support.stores import Site, commit_tree, new_site, tip
 from tests.support.trees import write_files
 
@@ -46,7 +50,7 @@ class Family:
         parents = (DeclaredParent(*parent),) if parent else ()
         return commit_tree(self.registry, tree, model, step=step, parents=parents).checkpoint
 
-    def plan(self, target: str, taint: bool = False) -> ModelsPlan:
+    def plan(self, target: str | None, taint: bool = False) -> ModelsPlan:
         self.registry.refresh()
         return plan_models(self.registry, target, taint)
 
@@ -101,6 +105,50 @@ def test_with_taint_goes_all_that_was_made_from_it_and_branches_move_back(family
     assert [ref.name for ref in list_refs(family.site.registry(), model)] == ["main"]
 
 
+def test_what_was_stopped_is_finished_by_the_same_command(family: Family) -> None:
+    """At each change of the store; by the id, which means the same before and after."""
+    for call in range(1, 20):
+        again = Family(family.folder / str(call))
+        target = f"base@{tip(again.registry, 'base@step:2')[1].hex()[:12]}"
+        through = FaultyBackend(again.site.backend, [Crash(op="create", name="log/*", call=call)])
+        with suppress(Stopped):
+            registry = again.site.registry(through)
+            apply_models(registry, plan_models(registry, target, taint=True))
+        again.registry = again.site.registry(cold=True)
+        try:
+            apply_models(again.registry, again.plan(target, taint=True))
+        except GoneError:
+            assert call > 5
+            return
+        assert again.there() == {"base": [1], "apart": [1]}
+    raise AssertionError("it never went through")
+
+
+def test_what_is_made_from_it_meanwhile_stops_it(family: Family) -> None:
+    """A branch goes on while it is moved back."""
+    plan, late = family.plan("base@step:3", taint=True), Family.__new__(Family)
+    late.folder, late.site, late.registry = family.folder, family.site, family.site.registry()
+    meanwhile = interleaved(family.site.backend, lambda: late.commit("base", 4), op="create", name="log/*")
+    with pytest.raises(ConflictError):
+        apply_models(family.site.registry(meanwhile), plan)
+    assert family.there()["base"] == [4, 3, 2, 1]
+
+
+def test_a_hold_that_comes_meanwhile_is_told_with_what_was_done(family: Family) -> None:
+    plan, holder = family.plan("tuned", taint=True), family.site.registry()
+
+    def hold() -> None:
+        add_hold(holder, find_model(holder, "tuned"), None, "case 9")
+
+    clock = Rival(act=hold)
+    late = family.site.registry(
+        FaultyBackend(family.site.backend, [Delay(op="create", name="log/*", call=3, seconds=0, clock=clock)])
+    )
+    with pytest.raises(RefusedError, match=r"stays: hold .*; of 'apart' it was carried out, of the others nothing"):
+        apply_models(late, plan)
+    assert family.there() == {**ALL, "apart": [1]}
+
+
 def test_a_branch_with_nothing_left_is_removed(family: Family) -> None:
     family.commit("apart", 3, "base@step:1", "fork")
     registry = family.registry
@@ -113,7 +161,7 @@ def test_a_branch_with_nothing_left_is_removed(family: Family) -> None:
 
 
 def test_a_tenant_goes_model_by_model(family: Family) -> None:
-    plan = family.plan("")
+    plan = family.plan(None)
     assert sorted(plan.whole) == sorted(family.registry.state.models)
     apply_models(family.registry, plan)
     assert family.there() == {} and len(deleted_models(family.registry)) == 3
@@ -225,6 +273,29 @@ def test_a_checkpoint_too_and_retention_leaves_it(family: Family) -> None:
     approve(second, plan_hash(plan))
     apply_deletion(family.registry, plan)
     assert 2 not in family.there()["base"]
+
+
+@pytest.mark.parametrize("way", ["one by one", "taint", "all"])
+def test_nobody_alone_deletes_what_others_were_made_from_and_brings_these_back(family: Family, way: str) -> None:
+    """What can be restored may stay: a second owner is asked until nothing of it is left."""
+    set_policy(family.registry, DELETE_APPROVAL, "descendants")
+    if way == "one by one":
+        for name in ("apart", "tuned"):
+            if name == "tuned":
+                shred_due(family.registry, lambda: None)  # nothing of "apart" comes back from here on
+            apply_models(family.registry, family.plan(name))
+    plan = family.plan(None if way == "all" else "base", taint=way == "taint")
+    with pytest.raises(RefusedError, match="asks for a second owner"):
+        apply_models(family.registry, plan)
+    assert "base" in family.there()
+    if way == "one by one":
+        shred_due(family.registry, lambda: None)
+        apply_models(family.registry, family.plan("base"))
+
+
+def test_taint_goes_through_what_is_deleted(family: Family) -> None:
+    apply_models(family.registry, family.plan("tuned"))
+    assert goes(family.plan("base", taint=True)) == {"base": (True, [1, 2, 3]), "apart": (False, [2])}
 
 
 def test_the_holder_of_the_root_key_is_nobody_in_particular(family: Family, tmp_path: Path) -> None:

@@ -141,6 +141,9 @@ def _supply(state: State, entry: Entry, payload: Supply) -> _REASON:
     checkpoint = model.checkpoints.get(payload.checkpoint) if model else None
     if model is None or checkpoint is None:
         return "its checkpoint does not exist"
+    if entry.actor not in state.owners and deletion.is_held(model, payload.checkpoint):
+        # What brings a list brings what collection spares.
+        return f"{deletion.HELD}, and only owners supply what is held"
     supplied = _supplied(checkpoint, payload)
     if supplied is None:
         return "its roots or its envelope are not the checkpoint's"

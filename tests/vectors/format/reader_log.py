@@ -137,6 +137,8 @@ class Log:
         model = self.models.get(body["model"])
         if model is None or body["checkpoint"] not in model["checkpoints"]:
             return "its checkpoint does not exist"
+        if self.actor not in self.owners and reader_deletion.is_held(model, body["checkpoint"]):
+            return "its checkpoint is held"
         after = _supplied(model["checkpoints"][body["checkpoint"]], body)
         if after is None:
             return "its roots or its envelope are not the checkpoint's"

@@ -42,6 +42,21 @@ def covers(given: Sequence[tuple[int, int]], low: int, high: int) -> bool:
     return at >= 0 and high <= given[at][1]
 
 
+def without(given: Ranges, taken: Ranges) -> Ranges:
+    """What is left of ranges without others; both are in order."""
+    left: list[tuple[int, int]] = []
+    for low, high in given:
+        for first, last in taken[max(bisect_right(taken, low, key=lambda one: one[0]) - 1, 0) :]:
+            if first > high:
+                break
+            if low < first:
+                left.append((low, first - 1))
+            low = max(low, last + 1)
+        if low <= high:
+            left.append((low, high))
+    return tuple(left)
+
+
 def joined(given: Sequence[tuple[int, int]], more: Ranges) -> list[tuple[int, int]]:
     """Both, in order, with touching ranges made one; they do not overlap."""
     result: list[tuple[int, int]] = []

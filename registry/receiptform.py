@@ -5,9 +5,10 @@ nothing else, and proofs (RFC 6962) that they stand in the log whose head is sig
 """
 
 import binascii
+import sys
 from base64 import b64decode
-from collections.abc import Iterator
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -18,7 +19,7 @@ from cairn.registry.entries import Entry, Swept, open_plain_entry, payload_of
 from cairn.registry.entries_deletion import Confirm, Content, Destroyed, ModelDelete, Shred
 from cairn.registry.entries_rights import RootRotate
 from cairn.registry.merkle import leaf_hash
-from cairn.registry.numbers import Ranges, numbers_of
+from cairn.registry.numbers import Ranges, are_ranges, ranges, without
 from cairn.registry.proofs import proves_inclusion
 from cairn.registry.signedhead import open_head, origin_of
 from cairn.registry.state import split_keys
@@ -26,16 +27,22 @@ from cairn.store.crypto.objects import ObjectKind, open_by_own_key
 from cairn.store.crypto.signing import Identity, verify_signature
 
 FORMAT = "cairn deletion receipt 1"
+OWNER: Final = "owner"
+MEMBER: Final = "member"
+HOLDER, ROOT_COPIES, STORAGE = "holder:", "root-copies", "storage"
 _SIGNED = b"cairn/1/receipt\0"
 _Payload = TypeVar("_Payload")
+# What stands in the file and in no entry is bounded as such: times that a clock can show, ids of their length.
+_Time = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Id = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32}|[0-9a-f]{64})\Z")]
 
 
 class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A log entry, who wrote it, and when by its writer's clock (ns)."""
 
     entry: int
-    actor: str
-    claimed_at_ns: int
+    actor: _Id
+    claimed_at_ns: _Time
 
 
 class Amount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,10 +62,10 @@ class Reader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         reads: how many are recorded; `last_ns` is the newest, by the reader's clock.
     """
 
-    actor: str
-    as_: str = msgspec.field(name="as", default="")
-    reads: int = 0
-    last_ns: int | None = None
+    actor: _Id
+    as_: Literal["owner", "member", ""] = msgspec.field(name="as", default="")
+    reads: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 0
+    last_ns: _Time | None = None
 
 
 class Open(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,11 +105,11 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """
 
     format: str = FORMAT
-    store: str
-    tenant: str
-    model: str
-    signer: str
-    made_at_ns: int
+    store: _Id
+    tenant: _Id
+    model: _Id
+    signer: _Id
+    made_at_ns: _Time
     length: int
     root: str
     deleted: Event
@@ -246,6 +253,8 @@ class _Check:
         told, model = self._told, bytes.fromhex(self._told.model)
         deleted = self._payload(told.deleted, ModelDelete)
         shred = self._payload(told.shredded, Shred)
+        if told.deleted.entry > told.shredded.entry or deleted.due_at > told.shredded.claimed_at_ns:
+            raise IntegrityError("the receipt shows a shred of what could be restored then")
         _same("model", {deleted.model, shred.model}, {model})
         _same("cause", deleted.cause, told.cause)
         _same("checkpoints", shred.checkpoints, told.checkpoints)
@@ -255,26 +264,26 @@ class _Check:
         if told.destroyed is not None:
             if told.root_key is None or not told.shredded.entry < told.root_key.entry < told.destroyed.entry:
                 raise IntegrityError("the receipt shows no new root key between the shred and the destruction of keys")
-            self._payload(told.root_key, RootRotate)
+            rotated = self._payload(told.root_key, RootRotate)
+            if model in {one.whose for one in rotated.models}:
+                raise IntegrityError("the receipt's new root key opens keys of the model")
+            owners = {one.actor for one in told.readers if one.as_ == OWNER}
+            _same("readers", {one.member.hex() for one in rotated.members} <= owners, True)
             _same("destroyed", model in self._payload(told.destroyed, Destroyed).models, True)
         since = told.destroyed.claimed_at_ns if told.destroyed is not None else None
         _same("inaccessible_since_ns", since, told.inaccessible_since_ns)
         for one in told.confirmed:
             _same("confirmed", self._payload(one.event, Confirm), Confirm(model, one.of))
-        self._compare_swept()
-        _same("irrecoverable_since_ns", irrecoverable_since(told), told.irrecoverable_since_ns)
-
-    def _compare_swept(self) -> None:
-        told, packs, keys = self._told, set[int](), set[str]()
-        for entry in self._entries.values():
-            payload = payload_of(entry)
-            if isinstance(payload, Swept) and entry.n > told.shredded.entry:
-                packs.update(numbers_of(payload.packs))
-                keys.update(key.hex() for key in split_keys(payload.objects) or ())
-        _same("packs_left", tuple(one for one in numbers_of(told.packs) if one not in packs), told.packs_left)
-        _same("objects_left", tuple(one for one in told.objects if one not in keys), told.objects_left)
-        left = {one.of for one in told.open if not one.confirmable}
-        _same("open", left, set(_left(told)))
+            _same("confirmed", one.event.entry > told.shredded.entry, True)
+        payloads = [(entry, payload_of(entry)) for entry in self._entries.values()]
+        sweeps = [(entry, payload) for entry, payload in payloads if isinstance(payload, Swept)]
+        left = left_by(sweeps, shred, told.objects)
+        _same("packs_left", ranges(told.packs_left), left.packs)
+        _same("objects_left", told.objects_left, left.objects)
+        _same("open", [one for one in told.open if not one.confirmable], list(left_open(told)))
+        listed = {one.of for one in told.open} | {one.of for one in told.confirmed}
+        _same("open", set(always_open(told)) - listed, set())
+        _same("irrecoverable_since_ns", irrecoverable_since(told, left.last_ns), told.irrecoverable_since_ns)
 
     def _payload(self, event: Event, kind: type[_Payload]) -> _Payload:
         entry = self._entries.get(event.entry)
@@ -290,11 +299,44 @@ def amount_of(content: Content, model: bytes = b"") -> Amount:
     return Amount(content.chunks, content.stored_bytes, content.ids.hex(), model.hex())
 
 
-def irrecoverable_since(told: Statement) -> int | None:
-    """When the last of what could open a model or kept its bytes was gone; None while something is open."""
+class Left(NamedTuple):
+    """What no collection told of: packs, and keys of objects; `last_ns` is when the last of the others was told of."""
+
+    packs: Ranges
+    objects: tuple[str, ...]
+    last_ns: int | None
+
+
+def left_by(sweeps: Iterable[tuple[Entry, Swept]], shred: Shred, objects: tuple[str, ...]) -> Left:
+    """What sweeps left of a shredded model. Those count from the marking on: a pack may have gone before the shred."""
+    left = Left(tuple(shred.packs), objects, None)
+    for entry, swept in sweeps:
+        keys = {key.hex() for key in split_keys(swept.objects) or ()}
+        if entry.n < shred.marked or not are_ranges(swept.packs, sys.maxsize):
+            continue
+        packs, others = without(left.packs, swept.packs), tuple(key for key in left.objects if key not in keys)
+        if (packs, others) != left[:2]:
+            left = Left(packs, others, max(entry.claimed_at, left.last_ns or 0))
+    return left
+
+
+def irrecoverable_since(told: Statement, swept_ns: int | None) -> int | None:
+    """When the last of what could open a model or kept its bytes was gone; None while something is open.
+
+    Args:
+        swept_ns: when the last of its packs and objects was told to be deleted.
+    """
     if told.open or told.inaccessible_since_ns is None:
         return None
-    return max([told.inaccessible_since_ns, *(one.event.claimed_at_ns for one in told.confirmed)])
+    return max([told.inaccessible_since_ns, swept_ns or 0, *(one.event.claimed_at_ns for one in told.confirmed)])
+
+
+def always_open(told: Statement) -> Iterator[str]:
+    """What no log can speak for: it is open until somebody confirms that it is gone."""
+    for reader in told.readers:
+        if reader.as_ == MEMBER or (reader.as_ == OWNER and reader.actor != told.signer):
+            yield f"{HOLDER}{reader.actor}"
+    yield from (ROOT_COPIES, STORAGE)
 
 
 def left_open(told: Statement) -> Iterator[Open]:

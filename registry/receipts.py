@@ -3,7 +3,7 @@
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -20,15 +20,23 @@ from cairn.registry.numbers import numbers_of
 from cairn.registry.proofs import inclusion_path
 from cairn.registry.reads import open_read
 from cairn.registry.receiptform import (
+    HOLDER,
+    MEMBER,
+    OWNER,
+    ROOT_COPIES,
+    STORAGE,
     Confirmed,
     Event,
     Evidence,
+    Left,
     Open,
     Reader,
     Receipt,
     Statement,
+    always_open,
     amount_of,
     irrecoverable_since,
+    left_by,
     left_open,
     sign_statement,
 )
@@ -101,11 +109,6 @@ def _shredded(registry: Registry, model: ModelId) -> DeletedModel:
 # --- what the log tells -----------------------------------------------------------------------------
 
 
-class _Swept(NamedTuple):
-    packs: tuple[tuple[int, int], ...]
-    keys: set[bytes]
-
-
 class _Trail:
     """What the log tells of a model, by the positions of the entries that tell it.
 
@@ -118,7 +121,7 @@ class _Trail:
         self.entries: dict[int, tuple[Entry, Payload]] = {}
         self.stored: dict[int, bytes] = {}
         self.objects: dict[int, list[bytes]] = {}
-        self.swept: dict[int, _Swept] = {}
+        self.swept: dict[int, tuple[Entry, Swept]] = {}
         self.reads: dict[str, list[int]] = {}
         self.given: dict[int, set[bytes]] = {}
         self.owners: dict[int, set[bytes]] = {}
@@ -138,7 +141,7 @@ class _Trail:
         elif isinstance(payload, Commit | Supply) and payload.model == self._model:
             self.objects[n] = list(_objects_in(payload))
         elif isinstance(payload, Swept):
-            self.swept[n] = _Swept(payload.packs, set(split_keys(payload.objects) or ()))
+            self.swept[n] = entry, payload
             self.stored[n] = found.stored
         elif isinstance(payload, RootRotate) or self._is_about(payload):
             self.entries[n] = entry, payload
@@ -165,22 +168,21 @@ class _Trail:
     def own_objects(self, deleted: DeletedModel) -> list[bytes]:
         """Keys of what it had of its own when its keys were destroyed."""
         n = deleted.shredded_n or 0
-        before = {key for at, one in self.swept.items() if at < n for key in one.keys}
+        before = {key for at, (_, one) in self.swept.items() if at < n for key in split_keys(one.objects) or ()}
         return sorted({key for keys in self.objects.values() for key in keys} - before)
 
-    def swept_since(self, deleted: DeletedModel) -> dict[int, _Swept]:
-        """Entries after its shred that tell of something deleted."""
-        return {n: one for n, one in self.swept.items() if n > (deleted.shredded_n or 0)}
+    def left(self, deleted: DeletedModel) -> Left:
+        """What collections left of it."""
+        objects = tuple(key.hex() for key in self.own_objects(deleted))
+        return left_by(self.swept.values(), self.shred(deleted), objects)
 
     def proof_of(self, deleted: DeletedModel) -> set[int]:
         """Entries that show what the receipt says."""
         shred = self.shred(deleted)
-        packs, keys = set(numbers_of(shred.packs)), set(self.own_objects(deleted))
+        all_of_it = Left(tuple(shred.packs), tuple(key.hex() for key in self.own_objects(deleted)), None)
         found = {deleted.n, deleted.shredded_n, deleted.destroyed_n, self.root_key(deleted)} - {None}
         told = {n for n, (_, payload) in self.entries.items() if isinstance(payload, Confirm)}
-        for n, one in self.swept_since(deleted).items():
-            if one.keys & keys or packs & set(numbers_of(one.packs)):
-                told.add(n)
+        told |= {n for n, one in self.swept.items() if left_by([one], shred, all_of_it.objects) != all_of_it}
         return told | {n for n in found if n is not None}
 
     def shred(self, deleted: DeletedModel) -> Shred:
@@ -226,10 +228,7 @@ def _objects_in(payload: Commit | Supply) -> Iterator[bytes]:
 
 def _statement(registry: Registry, model: ModelId, deleted: DeletedModel, trail: _Trail, whole: WholeLog) -> Statement:
     opened, shred = registry.opened, trail.shred(deleted)
-    swept = trail.swept_since(deleted).values()
-    packs = {number for one in swept for number in numbers_of(one.packs)}
-    keys = {key for one in swept for key in one.keys}
-    objects, root_key = trail.own_objects(deleted), trail.root_key(deleted)
+    left, root_key = trail.left(deleted), trail.root_key(deleted)
     destroyed = trail.event(deleted.destroyed_n) if deleted.destroyed_n is not None else None
     confirmed = tuple(
         Confirmed(payload.of, trail.event(n))
@@ -253,9 +252,9 @@ def _statement(registry: Registry, model: ModelId, deleted: DeletedModel, trail:
         alone=amount_of(shred.alone),
         shared=tuple(amount_of(one.content, one.model) for one in shred.shared),
         packs=shred.packs,
-        packs_left=tuple(number for number in numbers_of(shred.packs) if number not in packs),
-        objects=tuple(key.hex() for key in objects),
-        objects_left=tuple(key.hex() for key in objects if key not in keys),
+        packs_left=tuple(numbers_of(left.packs)),
+        objects=tuple(key.hex() for key in trail.own_objects(deleted)),
+        objects_left=left.objects,
         readers=tuple(_readers(trail)),
         confirmed=confirmed,
         open=(),
@@ -265,7 +264,7 @@ def _statement(registry: Registry, model: ModelId, deleted: DeletedModel, trail:
     closed = {one.of for one in confirmed}
     elsewhere = tuple(one for one in _elsewhere(registry, deleted, told) if one.of not in closed)
     told = replace(told, open=(*left_open(told), *elsewhere))
-    return replace(told, irrecoverable_since_ns=irrecoverable_since(told))
+    return replace(told, irrecoverable_since_ns=irrecoverable_since(told, left.last_ns))
 
 
 def _readers(trail: _Trail) -> Iterator[Reader]:
@@ -274,22 +273,23 @@ def _readers(trail: _Trail) -> Iterator[Reader]:
     given = {one.hex() for some in trail.given.values() for one in some}
     for actor in sorted(owners | given | trail.reads.keys()):
         reads = trail.reads.get(actor, [])
-        as_ = Role.OWNER.value if actor in owners else "member" if actor in given else ""
+        as_: Literal["owner", "member", ""] = OWNER if actor in owners else MEMBER if actor in given else ""
         yield Reader(actor, as_, len(reads), max(reads, default=None))
 
 
 def _elsewhere(registry: Registry, deleted: DeletedModel, told: Statement) -> Iterator[Open]:
     """What this store's log cannot speak for."""
-    for reader in told.readers:
-        if reader.as_ == "member":
-            yield Open(f"holder:{reader.actor}", "was given keys of it, and may have kept them", True)
-        elif reader.as_ == Role.OWNER and reader.actor != told.signer:
-            yield Open(f"holder:{reader.actor}", "held the root key, and may have kept it", True)
+    members = {f"{HOLDER}{reader.actor}" for reader in told.readers if reader.as_ == MEMBER}
     generations = f"of generation {deleted.generation}" if not deleted.generation else f"up to {deleted.generation}"
-    yield Open("root-copies", f"copies of key files, recovery files and passphrases {generations}", True)
+    why = {
+        ROOT_COPIES: f"copies of key files, recovery files and passphrases {generations}",
+        STORAGE: "versions and backups of its objects that the storage keeps",
+    }
+    for of in always_open(told):
+        held = "was given keys of it, and may have kept them" if of in members else why.get(of)
+        yield Open(of, held or "held the root key, and may have kept it", True)
     service = service_in_force(registry)
     if service is not None:
         yield Open(f"service:{service}", "the key service opens old root records, where copies of them are", True)
     for name, remote in noted_remotes(registry.opened.home, registry.opened.store).items():
         yield Open(f"store:{name}", f"{remote.url} may hold the model: it is deleted in each store by itself", True)
-    yield Open("storage", "versions and backups of its objects that the storage keeps", True)

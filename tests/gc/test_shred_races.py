@@ -4,7 +4,8 @@ from pathlib import Path
 from random import Random
 
 from cairn.core.errors import TryAgain
-from cairn.gc.collect import Collector
+from cairn.core.ids import ModelId
+from cairn.gc.collect import Collector, Options
 from cairn.gc.drops import drop, due_to_drop
 from cairn.gc.plan import shredded_packs
 from cairn.gc.scrub import verify
@@ -13,6 +14,7 @@ from cairn.registry.deletion import tombstone
 from cairn.registry.modeldeletion import delete_model
 from cairn.registry.models import find_model
 from cairn.registry.reachability import read_reachability
+from cairn.registry.receipts import make_receipt
 from cairn.registry.registry import Registry
 from cairn.store.backends.faults import Delay, FaultyBackend
 from tests.gc.test_shred import holds_any, sealed_chunks
@@ -67,9 +69,8 @@ def test_two_owners_who_apply_at_once_lose_nothing(tmp_path: Path) -> None:
     raise AssertionError("it never went through")
 
 
-def test_what_a_collector_copies_meanwhile_does_not_outlive_the_shred(tmp_path: Path) -> None:
-    """It has planned to write packs anew while the model could still be restored."""
-    site = new_site(tmp_path / "home")
+def half_empty(site: Site, tmp_path: Path) -> tuple[ModelId, list[bytes]]:
+    """A deleted model with a pack of which little is needed, some of that by `b` too; and what it alone needs."""
     registry, both = site.registry(), {"both": Random("both").randbytes(400_000)}
     kept = both | {"kept": Random("kept").randbytes(4_000)}
     commit_tree(registry, write_files(tmp_path / "1", kept | {"gone": Random("gone").randbytes(300_000)}), "a")
@@ -83,12 +84,33 @@ def test_what_a_collector_copies_meanwhile_does_not_outlive_the_shred(tmp_path: 
     alone = set(read_reachability(registry.opened, second)) - set(read_reachability(registry.opened, other))
     pieces = sealed_chunks(registry, alone)
     delete_model(registry, model, "deleted", 0.0)
+    return model, pieces
+
+
+def test_what_a_collector_copies_meanwhile_does_not_outlive_the_shred(tmp_path: Path) -> None:
+    """It has planned to write packs anew while the model could still be restored."""
+    site = new_site(tmp_path / "home")
+    model, pieces = half_empty(site, tmp_path)
 
     def meanwhile() -> None:
         shred_due(site.registry(), no_passphrase)
 
     copying = site.registry(interleaved(site.backend, meanwhile, op="create", name="*.pack"))
     Collector(copying).run()
-    assert registry.refresh().deleted[model].destroyed_n is not None
+    assert site.registry().state.deleted[model].destroyed_n is not None
     Collector(site.registry()).run()
     assert not holds_any(site.backend, pieces)
+
+
+def test_what_a_collector_sweeps_between_accounts_and_shred_is_gone_for_the_receipt(tmp_path: Path) -> None:
+    site = new_site(tmp_path / "home")
+    model, pieces = half_empty(site, tmp_path)
+    Collector(site.registry(), Options(condemn_only=True)).run()
+
+    def meanwhile() -> None:
+        Collector(site.registry()).run()
+
+    shred_due(site.registry(interleaved(site.backend, meanwhile, op="create", name="log/*")), no_passphrase)
+    Collector(site.registry()).run()
+    told = make_receipt(site.registry(), model).statement
+    assert told.packs and not told.packs_left and not holds_any(site.backend, pieces)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.registry.numbers import are_ranges, covers, joined, numbers_of, ranges, within
+from cairn.registry.numbers import are_ranges, covers, joined, numbers_of, ranges, within, without
 
 NUMBERS = st.sets(st.integers(0, 40))
 
@@ -20,6 +20,11 @@ def test_ranges_say_the_same_as_the_set(numbers: set[int]) -> None:
 def test_joining_is_union(some: set[int], more: set[int]) -> None:
     more = more - some
     assert tuple(joined(ranges(some), ranges(more))) == ranges(some | more)
+
+
+@given(NUMBERS, NUMBERS)
+def test_without_is_difference(some: set[int], others: set[int]) -> None:
+    assert without(ranges(some), ranges(others)) == ranges(some - others)
 
 
 @given(NUMBERS, st.integers(0, 40), st.integers(0, 5))

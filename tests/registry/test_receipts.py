@@ -16,7 +16,15 @@ from cairn.gc.collect import Collector
 from cairn.gc.shred import shred_due
 from cairn.registry.modeldeletion import delete_model
 from cairn.registry.models import find_model
-from cairn.registry.receiptform import Receipt, Statement, check_receipt, decode_receipt, encode_receipt, sign_statement
+from cairn.registry.receiptform import (
+    Reader,
+    Receipt,
+    Statement,
+    check_receipt,
+    decode_receipt,
+    encode_receipt,
+    sign_statement,
+)
 from cairn.registry.receipts import confirm, make_receipt
 from cairn.registry.registry import Registry
 from cairn.registry.remotes import Remote, Remotes
@@ -109,6 +117,24 @@ def test_all_is_closed_once_everybody_has_confirmed(deleted: Deleted) -> None:
         confirm(deleted.registry, deleted.model, "storage")
 
 
+def test_irrecoverable_is_nothing_before_its_bytes_are_gone(deleted: Deleted) -> None:
+    """Whatever was confirmed before."""
+    deleted.shred()
+    for of in [one.of for one in deleted.told().open if one.confirmable]:
+        confirm(deleted.registry, deleted.model, of)
+    confirmed = deleted.told()
+    assert opens(confirmed) == {"packs", "objects"} and confirmed.irrecoverable_since_ns is None
+    deleted.site.clock.sleep(3600.0)
+    Collector(deleted.registry).run()
+    told = deleted.told()
+    assert told.irrecoverable_since_ns is not None and told.irrecoverable_since_ns >= told.made_at_ns
+    assert told.inaccessible_since_ns is not None
+    assert told.irrecoverable_since_ns >= told.inaccessible_since_ns + int(3600e9)
+    lie = {"irrecoverable_since_ns": told.confirmed[-1].event.claimed_at_ns}
+    with pytest.raises(IntegrityError, match="irrecoverable_since_ns"):
+        check_receipt(signed(deleted, **lie), deleted.key)
+
+
 def test_what_the_store_itself_shows_cannot_be_confirmed(deleted: Deleted) -> None:
     deleted.shred()
     with pytest.raises(NotFoundError, match="is not open") as caught:
@@ -155,11 +181,19 @@ LIES: dict[str, Callable[[Statement], dict[str, Any]]] = {
     "no packs": lambda told: {"packs": (), "packs_left": ()},
     "all swept": lambda told: {"packs_left": (), "objects_left": (), "open": _confirmable(told)},
     "nothing open": lambda told: {"open": ()},
+    "storage forgotten": lambda told: {"open": _without(told, "storage")},
+    "root copies forgotten": lambda told: {"open": _without(told, "root-copies")},
+    "a holder forgotten": lambda told: {"open": _without(told, "holder:")},
+    "another reason": lambda told: {"open": tuple(msgspec.structs.replace(one, why="none") for one in told.open)},
     "irrecoverable": lambda told: {"irrecoverable_since_ns": told.inaccessible_since_ns},
     "another model": lambda told: {"model": "00" * 16},
     "a longer log": lambda told: {"length": told.length + 1},
     "another root": lambda told: {"root": "00" * 32},
 }
+
+
+def _without(told: Statement, of: str) -> tuple[Any, ...]:
+    return tuple(one for one in told.open if not one.of.startswith(of))
 
 
 def _confirmable(told: Statement) -> tuple[Any, ...]:
@@ -173,6 +207,32 @@ def test_a_statement_that_its_entries_do_not_bear_out_is_refused(
     deleted.shred()
     with pytest.raises(IntegrityError):
         check_receipt(signed(deleted, **lie(deleted.receipt().statement)), deleted.key)
+
+
+def test_an_owner_whom_the_new_root_key_was_given_is_among_those_who_could_read(deleted: Deleted) -> None:
+    second = actor_of(join(deleted.site, "second", Role.OWNER)).hex()
+    deleted.registry.refresh()
+    deleted.shred()
+    told = deleted.told()
+    assert f"holder:{second}" in {one.of for one in told.open}
+    readers = tuple(one for one in told.readers if one.actor != second)
+    with pytest.raises(IntegrityError, match="'readers'"):
+        check_receipt(signed(deleted, readers=readers, open=_without(told, f"holder:{second}")), deleted.key)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "ab " * 16}, {"store": "\n" * 32}, {"made_at_ns": 1 << 80}, {"made_at_ns": -1},
+        {"readers": (Reader("\x1b[2J"),)}, {"readers": (Reader("00" * 32, "\x1b"),)},
+        {"readers": (Reader("00" * 32, "", 1, 1 << 70),)},
+    ],
+)  # fmt: skip
+def test_nothing_that_is_printed_of_it_is_free_text(deleted: Deleted, change: dict[str, Any]) -> None:
+    """But for what is escaped."""
+    deleted.shred()
+    with pytest.raises(BadInput, match="no receipt of deletion"):
+        check_receipt(signed(deleted, **change), deleted.key)
 
 
 def test_a_confirmation_that_nobody_gave_is_refused(deleted: Deleted) -> None:

@@ -1,5 +1,6 @@
 """What `cairn delete` does with whole models, and with all that was made from something."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,12 +9,13 @@ import click
 from cairn.cli.output import count, emit, emit_json, note, safe, size, table
 from cairn.cli.receipt import check_new, render, write_receipt
 from cairn.cli.shredding import say_what_was_shredded, shred
-from cairn.core.errors import ConflictError, RefusedError, UsageError
+from cairn.core.errors import CairnError, ConflictError, RefusedError, UsageError
 from cairn.core.ids import ModelId, short
 from cairn.core.limits import MODEL_GRACE_SECONDS
 
 if TYPE_CHECKING:
     from cairn.registry.modelplan import ModelPart, ModelsPlan
+    from cairn.registry.receiptform import Statement
     from cairn.registry.registry import Registry
 
 
@@ -122,11 +124,29 @@ def check_receipt_is_possible(made: "ModelsPlan", grace: float, receipt: Path) -
         raise RefusedError("no model goes as a whole, so no key is destroyed", hint="leave --receipt out")
     if len(made.whole) > 1 and not receipt.is_dir():
         raise UsageError(f"{len(made.whole)} models go, each with a receipt", hint="name a folder that exists")
-    if len(made.whole) == 1:
-        check_new(receipt)
+    for model in made.whole:
+        check_new(_receipt_of(made, model, receipt))
+
+
+def _receipt_of(made: "ModelsPlan", model: ModelId, receipt: Path) -> Path:
+    return receipt if len(made.whole) == 1 else receipt / f"{model.hex()}.json"
 
 
 def _finish(registry: "Registry", made: "ModelsPlan", receipt: Path, silent: bool) -> None:
+    written = list[ModelId]()
+    try:
+        for told in _destroy_and_collect(registry, made, receipt):
+            written.append(ModelId(bytes.fromhex(told.model)))
+            if not silent:
+                render(told)
+    except CairnError:
+        gone = (one for one in made.whole if registry.state.kept_model(one) is None)
+        for model in (one for one in gone if one not in written):
+            note(f"note: 'cairn receipt create {model.hex()} -o FILE' writes a receipt, at any time")
+        raise
+
+
+def _destroy_and_collect(registry: "Registry", made: "ModelsPlan", receipt: Path) -> Iterator["Statement"]:
     from cairn.gc.collect import Collector
 
     say_what_was_shredded(shred(registry))
@@ -138,9 +158,7 @@ def _finish(registry: "Registry", made: "ModelsPlan", receipt: Path, silent: boo
         )
     Collector(registry).run()
     for model in made.whole:
-        told = write_receipt(registry, model, receipt if len(made.whole) == 1 else receipt / f"{model.hex()}.json")
-        if not silent:
-            render(told)
+        yield write_receipt(registry, model, _receipt_of(made, model, receipt))
 
 
 def _show_part(part: "ModelPart") -> None:

@@ -9,7 +9,7 @@ import click
 from cairn.cli.opening import PlainPath, open_registry
 from cairn.cli.output import count, emit, emit_json, safe, size, table
 from cairn.cli.planfiles import apply_options, plan_options, read_plan, say_what_is_next, write_plan
-from cairn.core.errors import RefusedError, UsageError
+from cairn.core.errors import BadInput, RefusedError, UsageError
 from cairn.core.ids import short
 
 if TYPE_CHECKING:
@@ -58,13 +58,14 @@ def apply(
     from cairn.registry.deleting import apply_deletion
     from cairn.registry.modelplan import ModelsPlan
 
-    from_file = target is not None and Path(target).exists()
+    # A folder is none: people call models as they call the folders that these came from.
+    from_file = bool(target) and Path(target or "").exists() and not Path(target or "").is_dir()
     if from_file and (with_tags or taint or tenant):
         raise UsageError("a plan's file says itself what goes", hint="leave the options out, or plan with them")
     with open_registry() as registry:
         registry.refresh()
         if from_file and target is not None:
-            made = read_any_plan(target)
+            made = _in_file(target)
         else:
             made = _planned(registry, target, with_tags, taint, tenant)
         if not yes:
@@ -79,6 +80,14 @@ def apply(
     _show(made, as_json, quiet)
     if made.goes and not quiet:
         say_what_is_next(grace or 0.0)
+
+
+def _in_file(target: str) -> "DeletionPlan | ModelsPlan":
+    try:
+        return read_any_plan(target)
+    except BadInput as error:
+        hint = f"{error.hint}; if a model is meant, run the command in another folder"
+        raise BadInput(f"file {target!r}: {error.message}", hint=hint) from None
 
 
 def read_any_plan(path: str) -> "DeletionPlan | ModelsPlan":

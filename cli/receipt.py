@@ -7,7 +7,7 @@ import click
 
 from cairn.cli.opening import PlainPath, open_registry, store_options
 from cairn.cli.output import count, emit, emit_json, note, safe, size, table, when
-from cairn.core.errors import BadInput, DestinationExists, NotFoundError
+from cairn.core.errors import BadInput, DestinationExists, NotFoundError, StorageError
 
 if TYPE_CHECKING:
     from cairn.core.ids import ModelId
@@ -65,11 +65,11 @@ def verify(file: Path, key: str, as_json: bool, quiet: bool) -> None:
 
 
 def check_new(output: Path) -> None:
-    """Raise unless a receipt can be written there."""
-    if output.exists():
-        raise DestinationExists(f"{str(output)!r} exists", hint="name another file, or remove it")
+    """Raise unless a receipt can be written there, which is tried."""
     if not output.absolute().parent.is_dir():
         raise BadInput(f"there is no folder {str(output.parent)!r}", hint="make it, or name another file")
+    _write_new(output, b"")
+    output.unlink()
 
 
 def write_receipt(registry: "Registry", model: "ModelId", output: Path) -> "Statement":
@@ -78,12 +78,18 @@ def write_receipt(registry: "Registry", model: "ModelId", output: Path) -> "Stat
     from cairn.registry.receipts import make_receipt
 
     made = make_receipt(registry, model)
+    _write_new(output, encode_receipt(made))
+    return made.statement
+
+
+def _write_new(output: Path, data: bytes) -> None:
     try:
         with output.open("xb") as file:
-            file.write(encode_receipt(made))
+            file.write(data)
     except FileExistsError:
         raise DestinationExists(f"{str(output)!r} exists", hint="name another file, or remove it") from None
-    return made.statement
+    except OSError as error:
+        raise StorageError(f"{str(output)!r} cannot be written: {error.strerror}", hint="name another file") from None
 
 
 def as_facts(told: "Statement") -> dict[str, Any]:

@@ -27,8 +27,10 @@ def add_hold(registry: Registry, model: ModelId, checkpoint: CheckpointId | None
 
     Raises:
         NotAllowed: this user is no owner.
-        UsageError: the reason is too long.
+        UsageError: the reason is empty or too long.
     """
+    if not reason.strip():
+        raise UsageError("a hold without a reason", hint="say why, such as a reference that others find it by")
     if len(reason.encode()) > HOLD_REASON_BYTES_MAX:
         raise UsageError(f"a reason of {len(reason.encode())} bytes", hint=f"at most {HOLD_REASON_BYTES_MAX}")
     identifier = registry.opened.entropy.token(RANDOM_ID_BYTES)

@@ -6,6 +6,8 @@ from random import Random
 
 import pytest
 
+from cairn.cli import receipt
+from cairn.core.errors import StorageError
 from tests.cli.conftest import Shell
 
 
@@ -175,3 +177,45 @@ def test_a_second_owner_is_asked_for(models: Shell) -> None:
     models("delete", "approve", "plan.json", "--yes")
     assert "asks for a second owner" in models("delete", "apply", "plan.json", "--yes", code=3)
     assert "no plan" in models("delete", "approve", __file__, "--yes", code=3)
+
+
+def test_a_name_that_is_empty_or_a_file_deletes_nothing(models: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unset variable in a script must not stand for all models, nor a file for the model that is called like it."""
+    for command in (("plan", ""), ("plan", "", "--taint"), ("apply", "", "--yes"), ("apply", "", "--taint", "--yes")):
+        assert "cannot be empty" in models("delete", *command, code=2)
+    monkeypatch.chdir(models.folder)
+    (models.folder / "a").write_text("weights")
+    assert "if a model is meant, run the command in another folder" in models("delete", "apply", "a", "--yes", code=3)
+    (models.folder / "a").unlink()
+    assert names(models) == ["a", "b"]
+    (models.folder / "a").mkdir()
+    models("delete", "apply", "a", "--yes")
+    assert names(models) == ["b"]
+
+
+def test_a_receipt_that_cannot_be_written_stops_it_before_anything_is_deleted(models: Shell) -> None:
+    for place in ("/proc/receipt.json", str(models.folder / "none" / "r.json")):
+        models("delete", "apply", "a", "--receipt", place, "--yes", code=1 if place.startswith("/proc") else 3)
+    assert names(models) == ["a", "b"]
+
+
+def test_a_receipt_that_is_not_written_in_the_end_can_be_made_later(
+    models: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(output: Path, data: bytes) -> None:
+        if data:
+            raise StorageError("no space left")
+        output.write_bytes(data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(receipt, "_write_new", full)
+        told = models("delete", "apply", "a", "--receipt", str(models.folder / "r.json"), "--yes", code=1)
+    identifier = models.json("delete", "status")[0]["model_id"]
+    assert f"'cairn receipt create {identifier} -o FILE' writes a receipt" in told
+    models("receipt", "create", identifier, "-o", str(models.folder / "r.json"))
+    models("receipt", "verify", str(models.folder / "r.json"), "--key", key(models))
+
+
+def test_a_hold_has_a_reason(models: Shell) -> None:
+    for reason in ("", "  "):
+        assert "say why" in models("hold", "add", "a", "-m", reason, code=2)

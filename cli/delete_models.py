@@ -10,7 +10,7 @@ from cairn.cli.output import count, emit, emit_json, note, safe, size, table
 from cairn.cli.receipt import check_new, render, write_receipt
 from cairn.cli.shredding import say_what_was_shredded, shred
 from cairn.core.errors import CairnError, ConflictError, RefusedError, UsageError
-from cairn.core.ids import ModelId, short
+from cairn.core.ids import CheckpointId, ModelId, short
 from cairn.core.limits import MODEL_GRACE_SECONDS
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def facts_about(registry: "Registry", made: "ModelsPlan") -> dict[str, Any]:
     from cairn.gc.shred import account
     from cairn.registry.exposure import exposure_of
     from cairn.registry.holding import list_holds
+    from cairn.registry.modeldeletion import may_be_outlived
 
     whole = made.whole
     accounts = account(registry, registry.state, whole) if whole else None
@@ -58,6 +59,7 @@ def facts_about(registry: "Registry", made: "ModelsPlan") -> dict[str, Any]:
             for actor, number in one.read.items()
         ],
         "holds": [{"hold": one.id.hex(), "reason": one.reason} for one in holds],
+        "approval_needed": may_be_outlived(registry, map(CheckpointId, going), whole),
     }
 
 
@@ -79,12 +81,14 @@ def show(registry: "Registry", made: "ModelsPlan", facts: dict[str, Any] | None,
             emit(f"stays, though made from it: {safe(name)}@{left.checkpoint[:12]}")
         if facts is not None:
             _show_facts(facts)
-            _say_what_to_consider(made)
+            _say_what_to_consider(made, facts["approval_needed"])
 
 
-def _say_what_to_consider(made: "ModelsPlan") -> None:
+def _say_what_to_consider(made: "ModelsPlan", approval_needed: bool) -> None:
     if made.stays and not made.taint:
         note("note: --taint deletes what was made from it, too")
+    if approval_needed:
+        note("note: others were made from it, so a second owner has to approve: 'cairn delete approve FILE --yes'")
     if made.whole:
         note("note: once keys are destroyed, a new root key is in force: owners who are no members need its file")
 

@@ -211,7 +211,8 @@ def _execute(registry: Registry, plan: RetentionPlan, grace_seconds: float) -> l
     model, removed = ModelId(bytes.fromhex(plan.model)), plan.removed
 
     def check(state: State) -> None:
-        if fingerprint(state.live_model(model)) != plan.seen:
+        held = state.live_model(model)
+        if fingerprint(held) != plan.seen or any(is_held(held, one) for one in removed):
             raise _void(registry, plan)
 
     if removed:
@@ -222,6 +223,7 @@ def _execute(registry: Registry, plan: RetentionPlan, grace_seconds: float) -> l
 def _void(registry: Registry, plan: RetentionPlan) -> PlanVoid:
     name = model_name(registry, ModelId(bytes.fromhex(plan.model)))
     return PlanVoid(
-        f"the plan for {name!r} of log position {plan.length} is void: a ref or checkpoint of the model has changed",
+        f"the plan for {name!r} of log position {plan.length} is void: "
+        "a ref, checkpoint or hold of the model has changed",
         hint=f"nothing was deleted; plan again: 'cairn retain plan {name}@{plan.branch} ...'",
     )

@@ -16,6 +16,7 @@ from cairn.core.errors import (
     CairnError,
     ConflictError,
     GoneError,
+    IntegrityError,
     NotAllowed,
     ObjectNotFound,
     Overtaken,
@@ -147,6 +148,7 @@ def rotate_root(
     Raises:
         RefusedError: a passphrase opens the store, and none is given.
         Overtaken: another owner changed the root key at the same time; this change did not happen.
+        IntegrityError: a wrap is damaged; or it is missing, and the old root key was to go.
     """
     opened = registry.opened
     check_owner(registry)
@@ -168,9 +170,16 @@ def rotate_root(
         check_root(opened, state)
         models = []
         for identifier in state.kept_models():
-            with suppress(GoneError):
+            try:
                 keys = registry.model_keys(ModelId(identifier))
-                models.append(Given(identifier, store_model_keys(opened, keys, new)))
+            except GoneError as error:
+                if keep_old:
+                    continue
+                raise IntegrityError(
+                    f"{error.message}; the old root key stays, since a copy of that wrap would need it",
+                    hint=f"put the wrap back from a backup; or give up model {identifier.hex()}: 'cairn delete apply'",
+                ) from None
+            models.append(Given(identifier, store_model_keys(opened, keys, new)))
         owners = []
         for actor, member in state.members.items():
             if member.role == Role.OWNER:

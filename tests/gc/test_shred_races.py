@@ -3,7 +3,9 @@
 from pathlib import Path
 from random import Random
 
-from cairn.core.errors import TryAgain
+import pytest
+
+from cairn.core.errors import IntegrityError, TryAgain
 from cairn.core.ids import ModelId
 from cairn.gc.collect import Collector, Options
 from cairn.gc.drops import drop, due_to_drop
@@ -114,3 +116,19 @@ def test_what_a_collector_sweeps_between_accounts_and_shred_is_gone_for_the_rece
     Collector(site.registry()).run()
     told = make_receipt(site.registry(), model).statement
     assert told.packs and not told.packs_left and not holds_any(site.backend, pieces)
+
+
+def test_the_old_root_key_stays_while_a_wrap_is_missing_that_needs_it(tmp_path: Path) -> None:
+    """It may be on its way back from a backup."""
+    site = new_site(tmp_path / "home")
+    two_models(site, tmp_path)
+    registry = site.registry()
+    name = registry.state.models[find_model(registry, "b")].wrap
+    wrap = site.backend.read(name)
+    site.backend.delete(name)
+    with pytest.raises(IntegrityError, match="the old root key stays"):
+        shred_due(site.registry(), no_passphrase)
+    site.backend.create(name, [wrap])
+    apply(site.registry())
+    checkout_to(site.registry(cold=True), "b", tmp_path / "out")
+    assert snapshot(tmp_path / "out") == snapshot(tmp_path / "b")

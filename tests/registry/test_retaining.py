@@ -13,6 +13,7 @@ from cairn.core.errors import BadInput, NotFoundError, PlanVoid, UsageError
 from cairn.registry.deletion import restore, tombstone
 from cairn.registry.entries import Verified
 from cairn.registry.fold import BRANCH, TAG
+from cairn.registry.holding import add_hold
 from cairn.registry.models import move_ref
 from cairn.registry.names import ref_tag
 from cairn.registry.planfiles import encode_plan
@@ -269,3 +270,18 @@ def test_two_appliers_at_once_delete_once(line: Line, from_file: bool) -> None:
         assert retain(registry, line.model, "main", NEWEST).removed == []
     assert line.steps() == [6, 5]
     assert registry.refresh().length == plan.length + 1, "one entry"
+
+
+def test_a_hold_that_comes_between_plan_and_deletion_is_heeded(line: Line) -> None:
+    """By rules one plans again; a plan that others have seen is void."""
+    holder, plan = line.site.registry(), plan_retention(line.registry, line.model, "main", NEWEST)
+
+    def hold() -> None:
+        add_hold(holder, line.model, line.ids[1], "case 3")
+
+    registry = line.site.registry(interleaved(line.site.backend, hold, op="create", name="log/*"))
+    made = retain(registry, line.model, "main", NEWEST)
+    assert [one.step for one in made.verdicts if any(why.startswith("hold") for why in one.kept_by)] == [1]
+    assert set(registry.state.models[line.model].checkpoints) == {line.ids[step] for step in (1, 5, 6)}
+    with pytest.raises(PlanVoid, match="hold of the model has changed"):
+        apply_plan(registry, plan)

@@ -30,6 +30,13 @@ HEAD_NOTE_BYTES_MAX = 64 * KIB
 # Reads that one entry tells of: about 300 bytes each, so that an entry stays below 1 MiB.
 READS_PER_ENTRY = 2048
 
+# A signed statement about a checkpoint, sealed: its JSON has 2 to 8 KB, and one that names a thousand parts still fits.
+ATTESTATION_BYTES_MAX = 64 * KIB
+# Signatures of one envelope: those of a release's few signers.
+SIGNATURES_MAX = 64
+# Statements about one checkpoint that one member may add: signers times refs, of which a release has a few.
+ATTESTATIONS_PER_ACTOR_MAX = 64
+
 # Entries of one bundle: 256 of some kilobytes are one read that costs little more than its request.
 BUNDLE_ENTRIES = 256
 # A range of longer entries has no bundle: from 64 KiB an entry on, reading them together gains little.

@@ -11,6 +11,7 @@ from cairn.core.canonical import decode
 from cairn.core.clock import Entropy
 from cairn.core.errors import IntegrityError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, SessionId, StoreId, object_name
+from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Policy, Reads
 from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.numbers import Ranges
@@ -292,7 +293,7 @@ class Abort(msgspec.Struct, frozen=True):
 Payload = (
     Init | ModelCreate | RunOpen | Commit | Supply | RefMove | RefDelete | Condemn | Floor | Swept | Uncondemn
     | MergeIndex | Tombstone | Restore | Drop | Verified | Quarantine | Policy | Reads | Abort | MemberSet | GrantSet
-    | KeyRotate | RootRotate
+    | KeyRotate | RootRotate | Attest
 )  # fmt: skip
 PAYLOADS: dict[str, type[Payload]] = {
     "init": Init,
@@ -319,6 +320,7 @@ PAYLOADS: dict[str, type[Payload]] = {
     "grant": GrantSet,
     "key.rotate": KeyRotate,
     "root.rotate": RootRotate,
+    "attest": Attest,
 }
 TYPES = {kind: name for name, kind in PAYLOADS.items()}
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from cairn.registry import fold_collection as collection
-from cairn.registry import fold_policy
+from cairn.registry import fold_attest, fold_policy
 from cairn.registry import fold_rights as rights
 from cairn.registry.entries import (
     Abort,
@@ -39,13 +39,14 @@ from cairn.registry.entries import (
     Uncondemn,
     Verified,
 )
+from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Policy, Reads
 from cairn.registry.entries_rights import GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.fold_uploads import add_packs, take_upload, upload_refused
 from cairn.registry.state import Checkpoint, Model, Ref, State, objects_of
 
 # Changes with the rules and with `State`: a state that others folded is folded anew.
-STATE_VERSION = 7
+STATE_VERSION = 8
 BRANCH, TAG = "branch", "tag"
 _REASON = str | None
 _NO_KIND = "it is neither a branch nor a tag"
@@ -247,6 +248,7 @@ _RULES: dict[type[Payload], Callable[[State, Entry, Any], _REASON]] = {
     GrantSet: rights.grant_set,
     KeyRotate: rights.key_rotate,
     RootRotate: rights.root_rotate,
+    Attest: fold_attest.attest,
 }
 
 

@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Collection
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,6 +30,20 @@ class Ref(msgspec.Struct, frozen=True):
     checkpoint: bytes
 
 
+class Attestation(NamedTuple):
+    """Where a signed statement about a checkpoint stands.
+
+    Args:
+        n, actor: the `attest` entry and who wrote it.
+        signer: who is said to have signed it; `tag`, of the ref that it names, or empty.
+    """
+
+    n: int
+    actor: bytes
+    signer: bytes
+    tag: bytes
+
+
 class Checkpoint(msgspec.Struct, frozen=True):
     """A committed checkpoint.
 
@@ -36,6 +51,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
         parent: what its ref pointed to before.
         quarantined: collection goes on without its reachability list, which is damaged.
         verified: how thoroughly it was found whole, if it was; `verified_at`, when, by that machine's clock (ns).
+        attestations: signed statements about it.
     """
 
     n: int
@@ -52,6 +68,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     quarantined: bool = False
     verified: str = ""
     verified_at: int = 0
+    attestations: tuple[Attestation, ...] = ()
 
 
 class Gone(msgspec.Struct, frozen=True):

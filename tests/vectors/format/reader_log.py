@@ -5,7 +5,7 @@ import hashlib
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from tests.vectors.format import reader_audit, reader_collection, reader_rights
+from tests.vectors.format import reader_attest, reader_audit, reader_collection, reader_rights
 from tests.vectors.format.reader import LOG_ENTRY, MIB, Damaged, Fields, Vault, decode, hash_of, require
 from tests.vectors.format.reader_collection import Collection, objects_of
 from tests.vectors.format.reader_rights import Rights, given, retired
@@ -74,6 +74,7 @@ class Log:
 
     def _apply(self, entry: Fields) -> None:
         n, kind, body = entry["n"], entry["type"], decode(entry["payload"])
+        self.actor: bytes = entry["actor"]
         require(entry["format"] == 1 and kind in _RULES, f"entry {n} needs a newer reader")
         if n == 0:
             require(kind == "init" and body["owner"] == entry["actor"], "entry 0 is no init entry")
@@ -174,6 +175,7 @@ _RULES = {
     **reader_collection.RULES,
     **reader_rights.RULES,
     **reader_audit.RULES,
+    **reader_attest.RULES,
 }
 
 

@@ -32,6 +32,9 @@ READS_PER_ENTRY = 2048
 
 # A signed statement about a checkpoint, sealed: its JSON has 2 to 8 KB, and one that names a thousand parts still fits.
 ATTESTATION_BYTES_MAX = 64 * KIB
+# Names of one kind that a statement repeats, and their length: a run's data sets and library versions.
+ATTESTED_NAMES_MAX = 32
+ATTESTED_NAME_CHARS_MAX = 120
 # Signatures of one envelope: those of a release's few signers.
 SIGNATURES_MAX = 64
 # Statements about one checkpoint that one member may add: signers times refs, of which a release has a few.

@@ -8,7 +8,8 @@ class Attest(msgspec.Struct, frozen=True):
 
     Args:
         tag: of the ref that the statement names; empty where it names none.
-        signer: actor whose signature the envelope is said to bear; whoever opens it compares.
+        signer: actor whose signature the envelope is said to bear; `signed_at`, what it is said to tell of the time
+            (microseconds since 1970). Whoever opens it compares.
         envelope: sealed to the model's meta key, so that it dies with the names that it tells.
     """
 
@@ -16,4 +17,5 @@ class Attest(msgspec.Struct, frozen=True):
     checkpoint: bytes
     tag: bytes
     signer: bytes
+    signed_at: int
     envelope: bytes

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from cairn.registry import fold_collection as collection
 from cairn.registry import fold_attest, fold_policy
+from cairn.registry import fold_collection as collection
 from cairn.registry import fold_rights as rights
 from cairn.registry.entries import (
     Abort,

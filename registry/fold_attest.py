@@ -23,8 +23,8 @@ def attest(state: State, entry: Entry, payload: Attest) -> str | None:
         return "its tag or its signer is none"
     if not 0 < len(payload.envelope) <= ATTESTATION_BYTES_MAX:
         return "its envelope is empty, or over the limit"
-    fresh = Attestation(entry.n, entry.actor, payload.signer, payload.tag)
-    kept = tuple(one for one in held.attestations if one[1:] != fresh[1:])
+    fresh = Attestation(entry.n, entry.actor, payload.signer, payload.tag, payload.signed_at)
+    kept = tuple(one for one in held.attestations if one.place != fresh.place)
     if sum(one.actor == entry.actor for one in kept) >= ATTESTATIONS_PER_ACTOR_MAX:
         return "its actor has written as many for this checkpoint as one may"
     model.checkpoints[payload.checkpoint] = replace(held, attestations=(*kept, fresh))

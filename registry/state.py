@@ -35,13 +35,19 @@ class Attestation(NamedTuple):
 
     Args:
         n, actor: the `attest` entry and who wrote it.
-        signer: who is said to have signed it; `tag`, of the ref that it names, or empty.
+        signer: who is said to have signed it, `tag` of the ref that it names, or empty, and `signed_at`, when (µs).
     """
 
     n: int
     actor: bytes
     signer: bytes
     tag: bytes
+    signed_at: int
+
+    @property
+    def place(self) -> tuple[bytes, bytes, bytes]:
+        """What two of which one takes the other's place have in common."""
+        return self.actor, self.signer, self.tag
 
 
 class Checkpoint(msgspec.Struct, frozen=True):

@@ -153,7 +153,7 @@ class Writer:
 
     def _attest(self) -> Attest:
         model, chosen = self._some(gone=False)
-        return Attest(model, chosen[0], b"", b"s" * 32, b"e")
+        return Attest(model, chosen[0], b"", b"s" * 32, 0, b"e")
 
     def _tombstone(self) -> Tombstone:
         model, chosen = self._some(gone=False)

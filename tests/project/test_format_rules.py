@@ -264,19 +264,19 @@ class Writer:
         tag = self._tag() if self._dice.random() < 0.7 else b"odd" if self._rarely() else b""
         signer = named("signer", self._dice.randrange(2), 31 if self._rarely() else 32)
         envelope = bytes(self._dice.choice((0, 65537)) if self._rarely() else 1)
-        return Attest(self._one_model(), self._checkpoint(), tag, signer, envelope)
+        return Attest(self._one_model(), self._checkpoint(), tag, signer, self._dice.randrange(9), envelope)
 
 
-def attested(state: State) -> dict[bytes, dict[tuple[bytes, bytes, bytes], int]]:
+def attested(state: State) -> dict[bytes, dict[tuple[bytes, bytes, bytes], tuple[int, int]]]:
     """Entries of statements about each checkpoint, by who wrote, who signed, and the ref's tag."""
     models = state.models.values()
     return {
-        one: {(kept.actor, kept.signer, kept.tag): kept.n for kept in held.attestations}
+        one: {kept.place: (kept.n, kept.signed_at) for kept in held.attestations}
         for model in models for one, held in model.checkpoints.items() if held.attestations
     }  # fmt: skip
 
 
-def attested_again(log: Log) -> dict[bytes, dict[tuple[bytes, bytes, bytes], int]]:
+def attested_again(log: Log) -> dict[bytes, dict[tuple[bytes, bytes, bytes], tuple[int, int]]]:
     """The same of the second reader."""
     models = log.models.values()
     return {

@@ -1,4 +1,4 @@
-"""Signed statements about checkpoints: the entry `attest` of section 10, and what it holds. Imports nothing of Cairn."""
+"""Signed statements: the `attest` entry of section 10, and what it holds. Imports nothing of Cairn."""
 
 import base64
 import json
@@ -25,7 +25,7 @@ def attest(log: "Log", body: Fields, n: int) -> str | None:
     others = {key: at for key, at in held.get("attested", {}).items() if key != place}
     if sum(key[0] == log.actor for key in others) >= _PER_ACTOR_MAX:
         return "its actor has written too many"
-    held["attested"] = {**others, place: n}
+    held["attested"] = {**others, place: (n, body["signed_at"])}
     return None
 
 

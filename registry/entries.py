@@ -1,8 +1,7 @@
 """Log entries: what they say, how they are signed and sealed.
 
 Stored bytes = sealed object (kind LOG_ENTRY, class key K_log) of canonical [entry bytes, signature]. The
-signature (Ed25519) covers a label and the entry bytes. Payload types are listed in `PAYLOADS`; a correctly signed
-entry of another type means a newer format: the store is read-only from there.
+signature (Ed25519) covers a label and the entry bytes. A type that is not in `PAYLOADS` makes the store read-only.
 """
 
 import msgspec
@@ -13,6 +12,16 @@ from cairn.core.errors import IntegrityError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, SessionId, StoreId, object_name
 from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Policy, Reads
+from cairn.registry.entries_deletion import (
+    Approve,
+    Confirm,
+    Destroyed,
+    HoldLift,
+    HoldSet,
+    ModelDelete,
+    ModelRestore,
+    Shred,
+)
 from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.numbers import Ranges
 from cairn.registry.signedrecord import open_record, sign_record
@@ -208,18 +217,21 @@ class MergeIndex(msgspec.Struct, frozen=True):
     count: int
 
 
-class Tombstone(msgspec.Struct, frozen=True):
+class Tombstone(msgspec.Struct, frozen=True, omit_defaults=True):
     """Deletes checkpoints that no ref names. They can be restored until a `drop`.
 
     Args:
         due_at: when a `drop` may follow, by the writer's clock (ns).
         cause: why, in a word or two: `retention`, `deleted`.
+        plan, descendants: as of a `ModelDelete`.
     """
 
     model: bytes
     checkpoints: tuple[bytes, ...]
     due_at: int
     cause: str
+    plan: bytes = b""
+    descendants: bool = False
 
 
 class Restore(msgspec.Struct, frozen=True):
@@ -291,9 +303,9 @@ class Abort(msgspec.Struct, frozen=True):
 
 
 Payload = (
-    Init | ModelCreate | RunOpen | Commit | Supply | RefMove | RefDelete | Condemn | Floor | Swept | Uncondemn
+    Init | ModelCreate | RunOpen | Commit | Supply | RefMove | RefDelete | Condemn | Floor | Swept | Uncondemn | Attest
     | MergeIndex | Tombstone | Restore | Drop | Verified | Quarantine | Policy | Reads | Abort | MemberSet | GrantSet
-    | KeyRotate | RootRotate | Attest
+    | KeyRotate | RootRotate | ModelDelete | ModelRestore | Shred | Destroyed | Confirm | HoldSet | HoldLift | Approve
 )  # fmt: skip
 PAYLOADS: dict[str, type[Payload]] = {
     "init": Init,
@@ -320,6 +332,14 @@ PAYLOADS: dict[str, type[Payload]] = {
     "grant": GrantSet,
     "key.rotate": KeyRotate,
     "root.rotate": RootRotate,
+    "model.delete": ModelDelete,
+    "model.restore": ModelRestore,
+    "shred": Shred,
+    "destroyed": Destroyed,
+    "confirm": Confirm,
+    "hold": HoldSet,
+    "hold.lift": HoldLift,
+    "approve": Approve,
     "attest": Attest,
 }
 TYPES = {kind: name for name, kind in PAYLOADS.items()}

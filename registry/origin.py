@@ -30,7 +30,7 @@ BUILDER = "urn:cairn-store:builder:self-reported:v1"
 _PROVENANCE = Key("provenance", ())
 _COMMIT, _BLAKE3 = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}"), re.compile(r"[0-9a-f]{64}")
 # Where a description of data has the ids of data sets.
-_DATA_NAMES = ("id", "name", "dataset", "datasets")
+_DATA_NAMES = ("id", "ids", "name", "names", "dataset", "datasets")
 _Descriptor = dict[str, Any]
 
 

@@ -40,7 +40,10 @@ def test_what_is_kept_says_where_and_by_whom(state: State) -> None:
     assert LOG.apply(state, attest()) is None
     assert LOG.apply(state, attest(tag=b"", signed_at=6)) is None
     n = state.length - 1
-    assert kept(state) == (Attestation(n - 1, LOG.owner.actor, SIGNER, b"t" * 16, 5), Attestation(n, LOG.owner.actor, SIGNER, b"", 6))
+    assert kept(state) == (
+        Attestation(n - 1, LOG.owner.actor, SIGNER, b"t" * 16, 5),
+        Attestation(n, LOG.owner.actor, SIGNER, b"", 6),
+    )
     assert state.models[MODEL].refs.keys() == {MAIN}
 
 

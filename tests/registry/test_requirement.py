@@ -153,11 +153,9 @@ def test_what_was_stripped_of_its_signature_is_refused(there: Site, here: Site, 
     """A copy that somebody made by hand, and left the statements out."""
     signed(there)
     stripped = twin_of(there, seed=300)
-    registry = there.registry()
-    model, _ = tip(registry)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cairn.registry.sync.carry", lambda *_: 0)
-        send(registry, stripped.registry(), "m", SendOptions())
+        send(there.registry(), stripped.registry(), "m", SendOptions())
     refused(stripped, here, "bears no signature")
     # Whoever has the signature already need not be shown it again.
     pull(there, here)
@@ -417,4 +415,3 @@ def test_the_target_has_another_model_of_the_name(there: Site, here: Site, tmp_p
     with pytest.raises(ConflictError, match="another model"):
         pull(there, here)
     assert seen(here) == before
-

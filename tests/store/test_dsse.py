@@ -20,9 +20,7 @@ Y = 5640078356564379163099075877009565129882514886557779369047442380624545832820
 VECTOR = {
     "payload": "aGVsbG8gd29ybGQ=",
     "payloadType": TYPE,
-    "signatures": [
-        {"sig": "A3JqsQGtVsJ2O2xqrI5IcnXip5GToJ3F+FnZ+O88SjtR6rDAajabZKciJTfUiHqJPcIAriEGAHTVeCUjW2JIZA=="}
-    ],
+    "signatures": [{"sig": "A3JqsQGtVsJ2O2xqrI5IcnXip5GToJ3F+FnZ+O88SjtR6rDAajabZKciJTfUiHqJPcIAriEGAHTVeCUjW2JIZA=="}],
 }
 
 
@@ -83,7 +81,8 @@ def test_both_kinds_of_base64_and_unknown_fields_are_taken() -> None:
         b'{"payload":1,"payloadType":"t","signatures":[]}', b'{"payload":"","payloadType":1,"signatures":[]}',
         b'{"payload":"","payloadType":"t","signatures":{}}', b'{"payload":"","payloadType":"t","signatures":[1]}',
         b'{"payload":"a","payloadType":"t","signatures":[]}', b'{"payload":"!!!!","payloadType":"t","signatures":[]}',
-        b'{"payload":"","payloadType":"t","signatures":[{}]}', '{"payload":"é","payloadType":"t","signatures":[]}'.encode(),
+        b'{"payload":"","payloadType":"t","signatures":[{}]}',
+        '{"payload":"é","payloadType":"t","signatures":[]}'.encode(),
         b'{"payload":"","payloadType":"\\ud800","signatures":[]}',
         b'{"payload":"","payloadType":"t","signatures":[' + b'{"sig":""},' * SIGNATURES_MAX + b'{"sig":""}]}',
         b" " * (ATTESTATION_BYTES_MAX + 1),

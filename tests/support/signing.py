@@ -60,4 +60,3 @@ def seen(site: Site) -> object:
     """All that a refused command must leave as it is: the log, and what names mean."""
     registry = site.registry()
     return site.log(), {key: dict(model.refs) for key, model in registry.state.models.items()}
-

@@ -46,6 +46,12 @@ class Log:
         require(not suspects, f"the log is damaged before entry {suspects[:1]}")
         require(self.owners != [], "entry 0 is missing")
 
+    def entry(self, n: int) -> Fields:
+        """One entry, opened again."""
+        stored = self._stored(n)
+        require(stored is not None, "no such entry")
+        return self._open(n, stored or b"")
+
     def _stored(self, n: int) -> bytes | None:
         path = self._vault.folder / f"log/{n // 4096:08d}/{n:012d}"
         return path.read_bytes() if path.exists() else None

@@ -16,11 +16,14 @@ from cairn.registry.entries_deletion import (
     Approve,
     Confirm,
     Destroyed,
+    Drop,
     HoldLift,
     HoldSet,
     ModelDelete,
     ModelRestore,
+    Restore,
     Shred,
+    Tombstone,
 )
 from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.numbers import Ranges
@@ -217,37 +220,6 @@ class MergeIndex(msgspec.Struct, frozen=True):
     count: int
 
 
-class Tombstone(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Deletes checkpoints that no ref names. They can be restored until a `drop`.
-
-    Args:
-        due_at: when a `drop` may follow, by the writer's clock (ns).
-        cause: why, in a word or two: `retention`, `deleted`.
-        plan, descendants: as of a `ModelDelete`.
-    """
-
-    model: bytes
-    checkpoints: tuple[bytes, ...]
-    due_at: int
-    cause: str
-    plan: bytes = b""
-    descendants: bool = False
-
-
-class Restore(msgspec.Struct, frozen=True):
-    """Brings back checkpoints that are tombstoned and not dropped."""
-
-    model: bytes
-    checkpoints: tuple[bytes, ...]
-
-
-class Drop(msgspec.Struct, frozen=True):
-    """Ends the time in which tombstoned checkpoints can be restored: from here on nothing keeps what they need."""
-
-    model: bytes
-    checkpoints: tuple[bytes, ...]
-
-
 class Verified(msgspec.Struct, frozen=True):
     """Says that checkpoints were read and found whole; `depth` is `quick`, `sampled` or `full`."""
 
@@ -385,7 +357,16 @@ def open_signed(stored: bytes, store: StoreId, k_log: bytes, what: str) -> Entry
     Raises:
         IntegrityError: either fails.
     """
-    return open_record(open_object(k_log, store, ObjectKind.LOG_ENTRY, stored, what), Entry, _SIGNED, what)
+    return open_plain_entry(open_object(k_log, store, ObjectKind.LOG_ENTRY, stored, what), what)
+
+
+def open_plain_entry(plain: bytes, what: str) -> Entry:
+    """An entry out of what is sealed, its signature checked.
+
+    Raises:
+        IntegrityError: it does not decode, or is not signed by whom it names.
+    """
+    return open_record(plain, Entry, _SIGNED, what)
 
 
 def payload_of(entry: Entry) -> Payload | None:

@@ -1,8 +1,39 @@
-"""Payloads of entries about the deletion of whole models, and about holds; `fold_deletion.py` has their rules."""
+"""Payloads of entries about deletion and holds; `fold_collection.py` and `fold_deletion.py` have their rules."""
 
 import msgspec
 
 from cairn.registry.numbers import Ranges
+
+
+class Tombstone(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Deletes checkpoints that no ref names. They can be restored until a `drop`.
+
+    Args:
+        due_at: when a `drop` may follow, by the writer's clock (ns).
+        cause: why, in a word or two: `retention`, `deleted`.
+        plan, descendants: as of a `ModelDelete`.
+    """
+
+    model: bytes
+    checkpoints: tuple[bytes, ...]
+    due_at: int
+    cause: str
+    plan: bytes = b""
+    descendants: bool = False
+
+
+class Restore(msgspec.Struct, frozen=True):
+    """Brings back checkpoints that are tombstoned and not dropped."""
+
+    model: bytes
+    checkpoints: tuple[bytes, ...]
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """Ends the time in which tombstoned checkpoints can be restored: from here on nothing keeps what they need."""
+
+    model: bytes
+    checkpoints: tuple[bytes, ...]
 
 
 class ModelDelete(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -22,7 +22,6 @@ from cairn.registry.entries import (
     Abort,
     Commit,
     Condemn,
-    Drop,
     Entry,
     Floor,
     Init,
@@ -32,11 +31,9 @@ from cairn.registry.entries import (
     Quarantine,
     RefDelete,
     RefMove,
-    Restore,
     RunOpen,
     Supply,
     Swept,
-    Tombstone,
     Uncondemn,
     Verified,
 )
@@ -46,11 +43,14 @@ from cairn.registry.entries_deletion import (
     Approve,
     Confirm,
     Destroyed,
+    Drop,
     HoldLift,
     HoldSet,
     ModelDelete,
     ModelRestore,
+    Restore,
     Shred,
+    Tombstone,
 )
 from cairn.registry.entries_rights import GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.fold_uploads import add_packs, take_upload, upload_refused

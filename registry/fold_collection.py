@@ -8,19 +8,8 @@ was made live since its marking, an entry that makes something live is void once
 import msgspec
 
 from cairn.core.ids import RANDOM_ID_BYTES
-from cairn.registry.entries import (
-    Condemn,
-    Drop,
-    Entry,
-    Floor,
-    MergeIndex,
-    Quarantine,
-    Restore,
-    Swept,
-    Tombstone,
-    Uncondemn,
-    Verified,
-)
+from cairn.registry.entries import Condemn, Entry, Floor, MergeIndex, Quarantine, Swept, Uncondemn, Verified
+from cairn.registry.entries_deletion import Drop, Restore, Tombstone
 from cairn.registry.fold_deletion import HELD, approval_refused, carry_out, is_held
 from cairn.registry.fold_uploads import epochs_refused, objects_refused, take_back, take_upload, upload_refused
 from cairn.registry.numbers import Ranges, are_ranges, covers, joined, numbers_of, within

@@ -2,14 +2,14 @@
 
 live -> `model.delete` -> deleted, all of it kept -> (`model.restore`) -> `shred` -> keys destroyed -> `destroyed`
 
-A deleted model stands apart from the others, so that nothing finds it by accident. What is held is not deleted; what was
-deleted and is then held is neither dropped nor shredded, and its list is not passed over.
+A deleted model stands apart from the others, so that nothing finds it by accident. What is held is not deleted; what
+was deleted and is then held is neither dropped nor shredded, and its list is not passed over.
 """
 
 import msgspec
 
 from cairn.core.ids import HASH_BYTES, RANDOM_ID_BYTES
-from cairn.registry.entries import Entry, Tombstone
+from cairn.registry.entries import Entry
 from cairn.registry.entries_deletion import (
     Approve,
     Confirm,
@@ -19,6 +19,7 @@ from cairn.registry.entries_deletion import (
     ModelDelete,
     ModelRestore,
     Shred,
+    Tombstone,
 )
 from cairn.registry.fold_policy import DeleteApproval, delete_approval
 from cairn.registry.numbers import are_ranges
@@ -140,11 +141,17 @@ def approval_refused(state: State, entry: Entry, payload: ModelDelete | Tombston
     approval = state.approvals.get(payload.plan)
     if approval is not None and payload.model in approval.done:
         return "its plan was carried out before"
-    if not payload.descendants or delete_approval(state) is DeleteApproval.OFF:
-        return None
-    people = set(state.owners) - {state.recovery}
-    others = people & set(approval.actors if approval else ()) - {entry.actor}
-    return None if others and entry.actor in people else "its plan needs the approval of another owner"
+    missing = approval_missing(state, entry.actor, payload.plan, payload.descendants)
+    return "its plan needs the approval of another owner" if missing else None
+
+
+def approval_missing(state: State, actor: bytes, plan: bytes, descendants: bool) -> bool:
+    """Whether the setting in force asks for another owner's approval of a plan, and there is none."""
+    if not descendants or delete_approval(state) is DeleteApproval.OFF:
+        return False
+    people, approval = set(state.owners) - {state.recovery}, state.approvals.get(plan)
+    others = people & set(approval.actors if approval else ()) - {actor}
+    return not others or actor not in people
 
 
 def carry_out(state: State, payload: ModelDelete | Tombstone) -> None:

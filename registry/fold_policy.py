@@ -46,6 +46,11 @@ def delete_approval(state: State) -> DeleteApproval:
     return DeleteApproval(state.policy.get(DELETE_APPROVAL, DeleteApproval.OFF))
 
 
+def settings_of(state: State) -> dict[str, str]:
+    """Each setting that this version knows, as it is in force."""
+    return {AUDIT_READS: audit_reads(state).value, DELETE_APPROVAL: delete_approval(state).value}
+
+
 def policy(state: State, entry: Entry, payload: Policy) -> str | None:
     """Apply settings; of names that are unknown, too, the newest value is kept."""
     if not payload.settings:

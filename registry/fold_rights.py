@@ -17,7 +17,6 @@ from cairn.registry.entries import (
     Abort,
     Commit,
     Condemn,
-    Drop,
     Entry,
     Floor,
     MergeIndex,
@@ -33,6 +32,7 @@ from cairn.registry.entries import (
 )
 from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Reads
+from cairn.registry.entries_deletion import Drop
 from cairn.registry.entries_rights import Given, GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.rights import ALL_MODELS, GRANTABLE, ROLES, WRITING, Grant, Member, Role, readable, writable
 from cairn.registry.state import Model, State

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from cairn.core.errors import GoneError, NotFoundError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, SessionId, object_name
 from cairn.registry.entries import ObjectRef, RootRef
 from cairn.registry.entries_rights import ComponentPublic
@@ -257,6 +258,28 @@ class State(msgspec.Struct):
         """Whether the index offers a pack: it is numbered, not condemned and not swept."""
         return 0 <= number < self.pack_count and number not in self.condemned and not within(self.swept, number)
 
+    def live_model(self, identifier: bytes) -> Model:
+        """A model that people can read.
+
+        Raises:
+            GoneError, NotFoundError: it was deleted, or never there.
+        """
+        model = self.models.get(identifier)
+        if model is not None:
+            return model
+        deleted = self.deleted.get(identifier)
+        if deleted is None:
+            raise NotFoundError(f"the store has no model {identifier.hex()}", hint="'cairn ls' lists the models")
+        raise GoneError(
+            f"model {identifier.hex()} was deleted by log entry {deleted.n} ({deleted.cause})",
+            hint="'cairn delete status' tells more",
+        )
+
+    def kept_model(self, identifier: bytes) -> Model | None:
+        """A model whose keys exist, deleted or not."""
+        deleted = self.deleted.get(identifier)
+        return deleted.model if deleted is not None else self.models.get(identifier)
+
     def kept_models(self) -> dict[bytes, Model]:
         """Models whose keys exist: the live ones, and deleted ones that can be restored."""
         deleted = {one: gone.model for one, gone in self.deleted.items() if gone.model is not None}
@@ -265,6 +288,11 @@ class State(msgspec.Struct):
     def model_by_tag(self, name_tag: bytes) -> tuple[bytes, Model] | None:
         """The model of a name tag."""
         return next(((i, model) for i, model in self.models.items() if model.name_tag == name_tag), None)
+
+    def deleted_by_tag(self, name_tag: bytes) -> tuple[bytes, DeletedModel] | None:
+        """The model of a name tag that was deleted last."""
+        found = [(i, gone) for i, gone in self.deleted.items() if gone.name_tag == name_tag]
+        return max(found, key=lambda one: one[1].n, default=None)
 
     def copy(self) -> "State":
         """An independent copy."""

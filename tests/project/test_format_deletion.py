@@ -14,7 +14,6 @@ from cairn.registry.entries import (
     TYPES,
     Commit,
     Condemn,
-    Drop,
     Entry,
     ModelCreate,
     ObjectRef,
@@ -22,9 +21,7 @@ from cairn.registry.entries import (
     Quarantine,
     RefChange,
     RefDelete,
-    Restore,
     RootRef,
-    Tombstone,
 )
 from cairn.registry.entries_audit import Policy
 from cairn.registry.entries_deletion import (
@@ -32,11 +29,14 @@ from cairn.registry.entries_deletion import (
     Confirm,
     Content,
     Destroyed,
+    Drop,
     HoldLift,
     HoldSet,
     ModelDelete,
     ModelRestore,
+    Restore,
     Shred,
+    Tombstone,
 )
 from cairn.registry.entries_rights import Given, RootRotate
 from cairn.registry.fold import apply_payload

@@ -14,7 +14,6 @@ from cairn.registry.entries import (
     TYPES,
     Abort,
     Commit,
-    Drop,
     Entry,
     Floor,
     ModelCreate,
@@ -23,9 +22,9 @@ from cairn.registry.entries import (
     RefChange,
     RefDelete,
     RootRef,
-    Tombstone,
 )
 from cairn.registry.entries_attest import Attest
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.fold import apply_payload
 from cairn.registry.rights import ALL_MODELS, Role, readable

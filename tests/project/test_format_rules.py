@@ -14,7 +14,6 @@ from cairn.registry.entries import (
     TYPES,
     Commit,
     Condemn,
-    Drop,
     Entry,
     Floor,
     MergeIndex,
@@ -25,17 +24,16 @@ from cairn.registry.entries import (
     RefChange,
     RefDelete,
     RefMove,
-    Restore,
     RootRef,
     RunOpen,
     Supply,
     Swept,
-    Tombstone,
     Uncondemn,
     Verified,
 )
 from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Policy, Reads
+from cairn.registry.entries_deletion import Drop, Restore, Tombstone
 from cairn.registry.fold import apply_payload
 from cairn.registry.numbers import Ranges, ranges, within
 from cairn.registry.state import State, Void

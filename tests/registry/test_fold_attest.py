@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from cairn.core.limits import ATTESTATION_BYTES_MAX, ATTESTATIONS_PER_ACTOR_MAX
-from cairn.registry.entries import Drop, RefDelete, Restore, Tombstone
+from cairn.registry.entries import RefDelete
 from cairn.registry.entries_attest import Attest
+from cairn.registry.entries_deletion import Drop, Restore, Tombstone
 from cairn.registry.entries_rights import GrantSet, MemberSet
 from cairn.registry.fold import encode_state
 from cairn.registry.state import Attestation, State

@@ -3,18 +3,21 @@
 import msgspec
 import pytest
 
-from cairn.registry.entries import Condemn, Drop, Payload, Quarantine, RefDelete, Restore, Tombstone
+from cairn.registry.entries import Condemn, Payload, Quarantine, RefDelete
 from cairn.registry.entries_audit import Policy
 from cairn.registry.entries_deletion import (
     Approve,
     Confirm,
     Content,
     Destroyed,
+    Drop,
     HoldLift,
     HoldSet,
     ModelDelete,
     ModelRestore,
+    Restore,
     Shred,
+    Tombstone,
 )
 from cairn.registry.entries_rights import Given, GrantSet, MemberSet, RootRotate
 from cairn.registry.fold import decode_state, encode_state

@@ -11,23 +11,21 @@ from cairn.registry import fold_rights
 from cairn.registry.entries import (
     Abort,
     Condemn,
-    Drop,
     Floor,
     MergeIndex,
     Payload,
     Quarantine,
     RefDelete,
     RefMove,
-    Restore,
     RootRef,
     RunOpen,
     Supply,
     Swept,
-    Tombstone,
     Uncondemn,
     Verified,
 )
 from cairn.registry.entries_audit import Policy, Reads
+from cairn.registry.entries_deletion import Drop, Restore, Tombstone
 from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.fold import encode_state
 from cairn.registry.rights import Role

@@ -88,7 +88,8 @@ def test_nothing_secret_gets_in(site: Site, changes: dict[str, Any]) -> None:
     [
         {}, [], "text", {"code": []}, {"code": {"commit": 5, "patch": 5, "dirty": 5}}, {"versions": []},
         {"tokenizer": {}}, {"tokenizer": [1, {"blake3": "x"}, {}]}, {"data": 5}, {"data": [[[]]]},
-        {"config": {1: 2, "1": (3, b"x")}}, {"config": float("nan")}, {"data": {"ids": {"a": {"b": ["c"]}}}}, {"versions": {1: 2}},
+        {"config": {1: 2, "1": (3, b"x")}}, {"config": float("nan")}, {"data": {"ids": {"a": {"b": ["c"]}}}},
+        {"versions": {1: 2}},
     ],
 )  # fmt: skip
 def test_whatever_a_run_recorded_there_is_a_statement(site: Site, value: object) -> None:

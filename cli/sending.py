@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from msgspec.structs import replace
 
 from cairn.cli.opening import Command, ask_passphrase, open_registry, store_options, tell_unrecorded
 from cairn.cli.output import count, emit, emit_json, note, safe, size, when
@@ -62,6 +61,8 @@ def run(
     signers: tuple[str, ...] = (),
 ) -> None:
     """Send one way or the other."""
+    from msgspec.structs import replace
+
     from cairn.registry.sync import SendOptions, send
     from cairn.registry.trust import trust_in
 

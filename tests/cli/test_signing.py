@@ -214,7 +214,8 @@ def test_the_log_tells_of_signatures(travelled: Shell, key: str, identity: str) 
     *_, line = travelled.json("audit", "log", "--type", "attest")
     assert (line["model_name"], line["ref"], line["after"]) == ("m", "main", None)
     assert line["facts"]["signer"] == identity.split(":")[1] and "envelope" not in line["facts"]
-    assert " attest  m@main" in travelled("audit", "log")
+    told = f" attest  m@main  {line['facts']['checkpoint'][:12]} signed by {identity.split(':')[1][:12]}"
+    assert told in travelled("audit", "log")
 
 
 def test_signing_speaks_json_and_briefly(travelled: Shell, tmp_path: Path) -> None:

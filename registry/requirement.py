@@ -62,7 +62,7 @@ def check_signed(
     if not vouching:
         raise RefusedError(
             f"checkpoint {short(checkpoint)}, which {selector!r} means in {registry.opened.backend.url}, is not signed "
-            f"as {name + '@' + ref if ref else name!r} by anybody who counts: {_others(found, name, trusted)}",
+            f"as {name + '@' + ref if ref else name!r} by anybody who counts: {_others(found, trusted)}",
             hint="let a trusted signer run 'cairn sign' and push, or name another signer with 'cairn trust add'",
         )
     newest = max(one.subject.signed_at for one, _ in vouching)
@@ -114,14 +114,14 @@ def _check_newest(
             )
 
 
-def _others(found: list[Attested | Unfit], name: str, trusted: Collection[bytes]) -> str:
+def _others(found: list[Attested | Unfit], trusted: Collection[bytes]) -> str:
     """Whose signatures there are instead, and on what."""
-    told = list(dict.fromkeys(_told(found, name, trusted)))
+    told = list(dict.fromkeys(_told(found, trusted)))
     listed = "; ".join(told[:_LISTED]) + (f"; and {len(told) - _LISTED} more" if len(told) > _LISTED else "")
     return listed or "it bears no signature"
 
 
-def _told(found: list[Attested | Unfit], name: str, trusted: Collection[bytes]) -> Iterator[str]:
+def _told(found: list[Attested | Unfit], trusted: Collection[bytes]) -> Iterator[str]:
     for one in found:
         if isinstance(one, Unfit):
             yield f"log entry {one.place.n} holds none ({one.why})"

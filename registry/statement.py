@@ -82,7 +82,7 @@ def decode_statement(payload: bytes, what: str) -> Statement:
         BadInput: it is no statement about one checkpoint.
     """
     try:
-        fields = _object(json.loads(payload.decode()), "statement")
+        fields = _object(json.loads(payload.decode(), parse_constant=_no_number), "statement")
         if (kind := fields.get("_type")) != TYPE:
             raise ValueError(f"its type is {kind!r:.80}")
         if (kind := fields.get("predicateType")) != PREDICATE_TYPE:
@@ -125,6 +125,10 @@ def _microseconds(text: str) -> int:
     if not _TIME.fullmatch(text):
         raise ValueError("its time is not of the form 2000-01-01T00:00:00.000000Z")
     return (datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"it holds {text}, which is no JSON")
 
 
 def _object(value: object, name: str) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def _send(source: Registry, target: Registry, selector: str, options: SendOption
     if options.trust is not None:
         vouched = check_signed(source, model, checkpoint, selector, options.trust, target)
         if options.history:
-            check_linked(source, model, [line.id for line in walk_history(source, model, checkpoint)])
+            check_linked(source, model, _down_to_lacking(source, target, model, checkpoint))
     target.check_writable()
     if options.reseal:
         if kind != BRANCH:
@@ -257,6 +257,17 @@ class _Way:
         if ref_value(self.target, self.model, branch) is not None:
             with suppress(NotFoundError, RefMoved):  # another run brings the same, and was first
                 delete_ref(self.target, self.model, branch, BRANCH)
+
+
+def _down_to_lacking(
+    source: Registry, target: Registry, model: ModelId, checkpoint: CheckpointId
+) -> list[CheckpointId]:
+    """A history, newest first, down to the last that the target does not have."""
+    chain = [line.id for line in walk_history(source, model, checkpoint)]
+    held = target.state.models.get(model)
+    while held is not None and chain and chain[-1] in held.checkpoints:
+        chain.pop()
+    return chain
 
 
 def _reseal(

@@ -56,6 +56,7 @@ def test_times_are_exact() -> None:
     [
         {"_type": "https://in-toto.io/Statement/v0.1"}, {"predicateType": "https://slsa.dev/provenance/v0.2"},
         {"subject": []}, {"subject": [{}, {}]}, {"subject": [1]}, {"subject": None}, {"predicate": [1]},
+        {"predicate": {"x": float("nan")}},
         {"subject__digest": {}}, {"subject__digest": {"sha256": "63" * 32}}, {"subject__digest": None},
         {"subject__digest": {"cairn-checkpoint-v1": "63" * 31}},
         {"subject__digest": {"cairn-checkpoint-v1": "C3" * 32}},
@@ -76,3 +77,24 @@ def test_what_is_no_statement_about_a_checkpoint_is_refused(changes: dict[str, A
 def test_what_is_no_object_is_refused(data: bytes) -> None:
     with pytest.raises(BadInput):
         decode_statement(data, "it")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+PLACES = st.sampled_from(
+    ["_type", "predicateType", "predicate", "subject", "subject__name", "subject__digest", "subject__annotations"]
+    + [f"subject__annotations__{name}" for name in ("tenant", "model", "modelName", "ref", "kind", "signedAt")]
+)
+
+
+@given(PLACES, JSON)
+def test_whatever_stands_in_a_field_is_refused_or_taken_for_what_it_is(place: str, value: object) -> None:
+    data = changed(**{place: value})
+    try:
+        statement = decode_statement(data, "it")
+    except BadInput:
+        return
+    assert decode_statement(encode_statement(statement), "it") == statement

@@ -15,7 +15,9 @@ from cairn.core.limits import PLAN_RACES_MAX
 from cairn.registry.deletion import tombstone
 from cairn.registry.fold import BRANCH
 from cairn.registry.fold_deletion import is_held
+from cairn.registry.fold_policy import DeleteApproval, delete_approval
 from cairn.registry.holding import told
+from cairn.registry.lineage import Derivations
 from cairn.registry.models import LogLine, NamedRef, history, list_refs, model_name, walk_history
 from cairn.registry.planfiles import decode_plan_file, fingerprint, model_of_plan
 from cairn.registry.presence import PackPresence, is_whole
@@ -87,6 +89,13 @@ def plan_retention(
         # Asked only if something is to go: it costs a look at the storage.
         for identifier, reason in _newest_whole(registry, model, refs):
             kept.setdefault(identifier, []).append(reason)
+        reasons = _reasons(lines, kept, rules, now)
+    if not all(reasons) and delete_approval(state) is not DeleteApproval.OFF:
+        # No rule stands in for the second owner whom the store's policy asks for.
+        derivations = Derivations(registry)
+        for line, why in zip(lines, reasons, strict=True):
+            if not why and derivations.others_from([line.id]):
+                kept.setdefault(line.id, []).append("others were made from it")
         reasons = _reasons(lines, kept, rules, now)
     verdicts = [
         Verdict(one.id.hex(), one.meta.step, one.saved_at, names) for one, names in zip(lines, reasons, strict=True)

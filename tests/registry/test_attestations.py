@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from cairn.core.errors import NotAllowed, NotFoundError, RefusedError
 from cairn.core.limits import ATTESTATIONS_PER_ACTOR_MAX
 from cairn.registry.attestations import Attested, Unfit, attestations, sign
+from cairn.registry.entries import open_entry
 from cairn.registry.fold import BRANCH, TAG
 from cairn.registry.models import move_ref
 from cairn.registry.registry import Registry
@@ -183,6 +184,15 @@ def test_an_entry_that_was_put_in_its_place_is_not_believed(here: Site) -> None:
     here.backend.create(name, [data])
     (one,) = attestations(other, model, checkpoint)
     assert isinstance(one, Unfit)
+
+
+def test_the_log_and_the_storage_show_no_name_and_nothing_of_the_statement(here: Site, tmp_path: Path) -> None:
+    commit_tree(here.registry(), tmp_path / "tree", "secretive", branch="unnameable")
+    made = signed(here, "secretive@unnameable")
+    opened, stored = here.open(), here.backend.read(here.log()[-1])
+    entry = open_entry(stored, made.place.n, opened.tenant, opened.store, opened.secrets.k_log)
+    for data in (entry.payload, *(here.backend.read(name) for name in here.names())):
+        assert not any(word in data for word in (b"secretive", b"unnameable", b"Statement", b"payloadType"))
 
 
 def test_it_stays_readable_when_keys_rotate(here: Site) -> None:

@@ -9,7 +9,7 @@ from cairn.cli.opening import PlainPath, open_registry, store_options
 from cairn.cli.output import emit, emit_json, note, safe, table
 from cairn.cli.requiring import required_signers
 from cairn.cli.sending import vouched_for
-from cairn.core.errors import NotAllowed, NotFoundError, RefusedError, UsageError
+from cairn.core.errors import NotFoundError, RefusedError
 from cairn.core.ids import short
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ def show(selector: str, as_json: bool) -> None:
 
 @command.command("export")
 @click.argument("selector", metavar="MODEL[@REF]")
-@click.option("--signer", default="", metavar="DIGITS", help="By whom, if several have: first digits of the id.")
+@click.option("--by", default="", metavar="DIGITS", help="By whom, if several have: first digits of the id.")
 @store_options
-def export(selector: str, signer: str) -> None:
+def export(selector: str, by: str) -> None:
     """Print the newest signed statement about a checkpoint, under the ref that is named, as a DSSE envelope."""
     from cairn.registry.attestations import Attested, names_of
     from cairn.registry.selectors import resolve
@@ -67,10 +67,10 @@ def export(selector: str, signer: str) -> None:
         _, ref, _ = names_of(registry, resolve(registry, selector)[0], selector)
         fit = [one for one in _found(registry, selector) if isinstance(one, Attested)]
     meant = [
-        one for one in fit if (not ref or one.subject.ref == ref) and one.place.signer.hex().startswith(signer.lower())
+        one for one in fit if (not ref or one.subject.ref == ref) and one.place.signer.hex().startswith(by.lower())
     ]
     if not meant:
-        raise NotFoundError(f"no statement about {selector!r} by {signer or 'anybody'}", hint="'cairn attest show'")
+        raise NotFoundError(f"no statement about {selector!r} by {by or 'anybody'}", hint="'cairn attest show'")
     emit(max(meant, key=lambda one: one.subject.signed_at).envelope.encode().decode())
 
 
@@ -104,24 +104,20 @@ def verify(file: Path, signers: tuple[str, ...], as_json: bool) -> None:
     """Check the DSSE envelope in FILE by public keys alone, without a store, and print what it says; exit code 3."""
     import json
 
-    from cairn.core.limits import ATTESTATION_BYTES_MAX
     from cairn.registry.attestations import statement_in
     from cairn.registry.statement import rfc3339
     from cairn.store.crypto.dsse import parse_envelope
     from cairn.store.crypto.signing import PublicIdentity
 
     wanted = {PublicIdentity.parse(line).actor for line in signers}
-    try:
-        with file.open("rb") as stream:
-            envelope = parse_envelope(stream.read(ATTESTATION_BYTES_MAX + 1), str(file))
-    except OSError as error:
-        raise (UsageError if isinstance(error, FileNotFoundError) else NotAllowed)(
-            f"{file} cannot be read: {error.strerror}", hint="'cairn attest export' writes one"
-        ) from None
+    envelope = parse_envelope(_read(file), str(file))
     good = envelope.signers(wanted)
     if not good:
         claimed = ", ".join(sorted(map(short, envelope.claimed()))) or "nobody whose key it names"
-        raise RefusedError(f"{file} is not signed by a signer that was named, but by {claimed}")
+        raise RefusedError(
+            f"{file} is not signed by a signer that was named, but by {claimed}",
+            hint="take it for nothing, or name its signer with --signer if you trust that one",
+        )
     statement = statement_in(envelope, str(file))
     if as_json:
         emit_json(json.loads(envelope.payload))
@@ -130,6 +126,19 @@ def verify(file: Path, signers: tuple[str, ...], as_json: bool) -> None:
     emit(f"{safe(subject.name)} is checkpoint {subject.checkpoint.hex()}")
     emit(f"  of model {subject.model.hex()} of tenant {subject.tenant.hex()}")
     emit(f"  signed by {', '.join(sorted(map(short, good)))}, {rfc3339(subject.signed_at)}")
+
+
+def _read(file: Path) -> bytes:
+    """Bytes of an envelope's file, at most one more than one may have."""
+    from cairn.core.limits import ATTESTATION_BYTES_MAX
+
+    try:
+        with file.open("rb") as opened:
+            return opened.read(ATTESTATION_BYTES_MAX + 1)
+    except OSError as error:
+        raise NotFoundError(
+            f"no statement can be read from {file}: {error.strerror}", hint="'cairn attest export' writes one"
+        ) from None
 
 
 def _found(registry: "Registry", selector: str) -> "list[Attested | Unfit]":

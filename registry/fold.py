@@ -52,7 +52,7 @@ from cairn.registry.entries_deletion import (
     Shred,
     Tombstone,
 )
-from cairn.registry.entries_rights import GrantSet, KeyRotate, MemberSet, RootRotate
+from cairn.registry.entries_rights import GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
 from cairn.registry.fold_uploads import add_packs, take_upload, upload_refused
 from cairn.registry.state import Checkpoint, Model, Ref, State, objects_of
 
@@ -269,6 +269,7 @@ _RULES: dict[type[Payload], Callable[[State, Entry, Any], _REASON]] = {
     HoldSet: deletion.hold_set,
     HoldLift: deletion.hold_lift,
     Approve: deletion.approve,
+    PersonSet: rights.person_set,
     Attest: fold_attest.attest,
 }
 

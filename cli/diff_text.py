@@ -176,7 +176,7 @@ def _norms(changes: "Sequence[TensorChange]", totals: "Sequence[Total]") -> None
     rows = [((str(one.key),), one.delta) for one in changes if one.delta is not None]
     sums = [((_part(one), str(one.tensors)), one.delta) for one in totals]
     finite = all(delta.all_finite for _, delta in rows)
-    for headings, some in ((("TENSOR",), rows), (("ALL OF", "TENSORS"), sums)):
+    for headings, some in ((("TENSOR",), rows), (("TOTAL OF", "TENSORS"), sums)):
         if some:
             emit("")
             lines = [(*cells, *_cells(delta)) for cells, delta in some]
@@ -201,9 +201,13 @@ def _cells(delta: "Delta") -> tuple[str, ...]:
     if delta.norms is None:
         return changed, "-", "-", "-", "-", "-", "-"
     one = delta.norms
-    relative = "-" if one.relative is None else f"{100 * one.relative:.3g} %"
+    relative = "-" if one.relative is None else _percent(one.relative)
     numbers = (f"{one.old:.4g}", f"{one.new:.4g}", f"{one.difference:.4g}", relative, f"{one.largest:.4g}")
     return changed, *numbers, "" if delta.all_finite else not_finite
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.0f} %" if 10 <= fraction < 1e6 else f"{100 * fraction:.3g} %"
 
 
 def _not_finite(nan: int, inf: int) -> str:

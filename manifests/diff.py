@@ -92,9 +92,9 @@ def _by_boxes(
     if was is None or now is None:
         return TensorChange(key, old, new)
     differing = sum(was[box] != now[box] for box in was.keys() & now.keys())
-    if was.keys() == now.keys() or differing:
+    if was.keys() == now.keys():
         return TensorChange(key, old, new, differing, len(now))
-    return TensorChange(key, old, new, recut=True)
+    return TensorChange(key, old, new, recut=not differing)
 
 
 def _stored(entry: TensorEntry) -> tuple[object, ...]:

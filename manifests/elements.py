@@ -65,21 +65,16 @@ def _block(dtype: str, old: Array, new: Array) -> Delta:
     if not is_numeric(dtype):
         return Delta(len(old), changed, None)
     before, after = numbers(dtype, old), numbers(dtype, new)
-    nan_old, inf_old, finite_old = _not_finite(before)
-    nan_new, inf_new, finite_new = _not_finite(after)
-    if not changed:
-        difference = np.zeros(1)
+    (nan_old, inf_old), (nan_new, inf_new) = _not_finite(before), _not_finite(after)
+    if nan_old or inf_old or nan_new or inf_new:
+        finite_old, finite_new = np.isfinite(before), np.isfinite(after)
+        difference = np.where(finite_old & finite_new, after - before, 0.0)
+        before, after = np.where(finite_old, before, 0.0), np.where(finite_new, after, 0.0)
     elif dtype in ("int64", "uint64"):
         difference = _exact_distance(_INTEGERS[dtype], old, new)
     else:
-        difference = np.where(finite_old & finite_new, after - before, 0.0)
-    norm_old = _norm(np.where(finite_old, before, 0.0))
-    norms = Norms(
-        norm_old,
-        _norm(np.where(finite_new, after, 0.0)) if changed else norm_old,
-        _norm(difference),
-        float(np.abs(difference).max(initial=0.0)),
-    )
+        difference = after - before
+    norms = Norms(_norm(before), _norm(after), _norm(difference), float(np.abs(difference).max(initial=0.0)))
     return Delta(len(old), changed, norms, nan_old, inf_old, nan_new, inf_new)
 
 
@@ -131,12 +126,11 @@ def _halves(data: Array) -> Array:
     return np.stack([data & 15, data >> 4], axis=1).reshape(-1)
 
 
-def _not_finite(values: Array) -> tuple[int, int, Array]:
-    """How many are NaN, how many infinite, and which are neither."""
-    finite = np.isfinite(values)
-    outside = len(values) - int(finite.sum())
+def _not_finite(values: Array) -> tuple[int, int]:
+    """How many are NaN, and how many infinite."""
+    outside = len(values) - int(np.isfinite(values).sum())
     nan = int(np.isnan(values).sum()) if outside else 0
-    return nan, outside - nan, finite
+    return nan, outside - nan
 
 
 def _exact_distance(kind: str, old: Array, new: Array) -> Array:

@@ -16,14 +16,15 @@ from cairn.manifests.spans import is_span, with_span_notes
 
 # Where a checkpoint holds the record.
 PROVENANCE = Key("provenance", ())
-# Groups in the order in which people ask for them.
+# Groups in the order in which people ask for them. The first is what a checkpoint says of itself, without any record.
+CHECKPOINT = "checkpoint"
 CONFIG, CODE, ENVIRONMENT, TOPOLOGY, DATA, TOKENIZER = "config", "code", "environment", "topology", "data", "tokenizer"
 OTHER = "other"
 _GROUP_OF = {
     "config": CONFIG, "argv": CONFIG, "code": CODE, "versions": ENVIRONMENT, "environment": ENVIRONMENT,
     "determinism": ENVIRONMENT, "topology": TOPOLOGY, "data": DATA, "tokenizer": TOKENIZER,
 }  # fmt: skip
-GROUPS = (*dict.fromkeys(_GROUP_OF.values()), OTHER)
+GROUPS = (CHECKPOINT, *dict.fromkeys(_GROUP_OF.values()), OTHER)
 _NEGATIVE = re.compile(r"-\.?\d")
 
 
@@ -33,9 +34,9 @@ class GroupChange(msgspec.Struct, frozen=True):
     group: str
     item: ItemChange
 
-    def order(self) -> tuple[int, list[str]]:
-        """Where it stands among others: by group, then by path."""
-        return GROUPS.index(self.group), [str(key) for key in self.item.path]
+    def order(self) -> tuple[int, str]:
+        """Where it stands among others: by group, then by the record's key; items of one are in order already."""
+        return GROUPS.index(self.group), str(self.item.path[:1])
 
 
 def diff_provenance(old: Any, new: Any) -> list[GroupChange]:

@@ -9,7 +9,7 @@ from cairn.core.errors import NotFoundError
 from cairn.core.ids import CheckpointId, ContentId, Digest, ModelId
 from cairn.manifests.diff import Boxes, FileChange, TensorChange, diff_files, diff_tensors, diff_values
 from cairn.manifests.plaindiff import diff_plain
-from cairn.manifests.provenance import PROVENANCE, TOPOLOGY, GroupChange, diff_provenance, recorded_groups
+from cairn.manifests.provenance import CHECKPOINT, PROVENANCE, TOPOLOGY, GroupChange, diff_provenance, recorded_groups
 from cairn.manifests.schema import Key, TensorEntry, ValueEntry
 from cairn.manifests.tiling import Box
 from cairn.registry.checkpoint import CheckpointManifest
@@ -19,8 +19,6 @@ from cairn.registry.reachability import read_reachability
 from cairn.registry.registry import Registry
 from cairn.store.crypto.components import ComponentClass
 
-# The group of what a checkpoint says of itself; those of `manifests/provenance.py` follow.
-CHECKPOINT = "checkpoint"
 # Ids whose places are looked up together.
 _BATCH = 8192
 
@@ -116,7 +114,7 @@ def compare_manifests(registry: Registry, before: CheckpointManifest, after: Che
         before.id, after.id, changed, _tensor_count(after, left_out) - differing, valued,
         [] if no_files else diff_files(before.files(common), after.files(common)), shared, only_old, only_new, sides,
         kinship_of(registry, *sides),
-        [*_facts(*sides), *sorted((*diff_provenance(*records), *positions), key=GroupChange.order)],
+        sorted((*_facts(*sides), *diff_provenance(*records), *positions), key=GroupChange.order),
         (recorded_groups(records[0]), recorded_groups(records[1])),
         told | {PROVENANCE},
         {key: component for key, component in components.items() if key in keys}, omissions,

@@ -1,5 +1,7 @@
 """What a checkpoint says of itself beside its content: commit, lineage, and the job that saved it."""
 
+from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -11,6 +13,7 @@ from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.envelope import read_envelope
 from cairn.registry.models import model_name, open_meta, saved_at
 from cairn.registry.registry import Registry
+from cairn.registry.state import Model
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -50,7 +53,10 @@ class Kinship(msgspec.Struct, frozen=True):
 
 def kinship_of(registry: Registry, old: Side, new: Side) -> Kinship:
     """How two checkpoints stand to each other."""
-    before, after = _behind(registry, old), _behind(registry, new)
+    known, own = registry.state.models, dict.fromkeys((old.model, new.model))
+    # Most ancestors are of the same model, so it is asked first.
+    models = [known[one] for one in own] + [model for one, model in known.items() if one not in own]
+    before, after = _behind(models, old), _behind(models, new)
     common = before.keys() & after.keys()
     if not common:
         return Kinship(None)
@@ -60,15 +66,18 @@ def kinship_of(registry: Registry, old: Side, new: Side) -> Kinship:
     return Kinship(nearest, before[nearest], after[nearest], relations.get(nearest, "") if near else "")
 
 
-def _behind(registry: Registry, side: Side) -> dict[CheckpointId, int]:
+def _behind(models: Sequence[Model], side: Side) -> dict[CheckpointId, int]:
     """A checkpoint and what it comes from, each with its distance, up to `LINEAGE_CHECKPOINTS_MAX`."""
-    models = registry.state.models.values()
-    found, level, distance = {side.checkpoint: 0}, [parent for _, parent in side.parents], 1
-    while level and len(found) < LINEAGE_CHECKPOINTS_MAX:
+    found, level = {side.checkpoint: 0}, [parent for _, parent in side.parents]
+    for distance in count(1):
         fresh = [one for one in dict.fromkeys(level) if one not in found]
         found.update(dict.fromkeys(fresh, distance))
-        parents = (model.parent_of(one) for one in fresh for model in models)
-        level, distance = [CheckpointId(parent) for parent in parents if parent is not None], distance + 1
+        if not fresh or len(found) >= LINEAGE_CHECKPOINTS_MAX:
+            break
+        parents = (
+            next((m.parent_of(one) for m in models if one in m.checkpoints or one in m.gone), None) for one in fresh
+        )
+        level = [CheckpointId(parent) for parent in parents if parent is not None]
     return found
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from cairn.core.errors import MissingData, NotFoundError
+from cairn.core.errors import NotFoundError
 from cairn.core.limits import COMPARED_VALUE_BYTES_MAX
 from cairn.manifests.diff import ValueChange
 from cairn.manifests.forms import GLOBAL_CURSOR, LOGICAL_SHARDS, form_of
@@ -86,7 +86,7 @@ def _compared(before: CheckpointManifest, after: CheckpointManifest, change: Val
         return ValueDifference(change.key, change.kind, note=f"{longest} bytes are too many to compare item by item")
     try:
         old, new = _decoded(before, change.old), _decoded(after, change.new)
-    except (MissingData, NotFoundError):
+    except NotFoundError:  # it was brought in part; what is missing otherwise is damage
         return ValueDifference(change.key, change.kind, note="it is not here")
     form = form_of(new) or form_of(old)
     if change.kind != "changed":
@@ -97,4 +97,6 @@ def _compared(before: CheckpointManifest, after: CheckpointManifest, change: Val
 def _decoded(manifest: CheckpointManifest, entry: ValueEntry | None) -> Any:
     if entry is None:
         return None
-    return decode_value(manifest.value_bytes(entry), f"value {entry.key} of {manifest.what}")
+    with manifest.explained():
+        data = manifest.value_bytes(entry)
+    return decode_value(data, f"value {entry.key} of {manifest.what}")

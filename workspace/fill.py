@@ -6,7 +6,7 @@
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from cairn.core.limits import MEMORY_BUDGET_BYTES
 from cairn.core.progress import Progress
+from cairn.loader.plan import ReadPlan
 from cairn.manifests.schema import TensorEntry
 from cairn.manifests.tiling import Box
 from cairn.registry.checkpoint import CheckpointManifest
@@ -52,12 +53,18 @@ def fill_files(manifest: CheckpointManifest, fills: Iterable[Fill], progress: Pr
     fetched = requests = 0
     slabs = (slab for fill in fills for slab in _slabs(fill))
     for window in in_windows(slabs, attrgetter("nbytes"), WINDOW_BYTES):
-        arrays, reads = read_boxes([BoxRead(manifest, slab.fill.entry, slab.box) for slab in window])
-        for slab, array in zip(window, arrays, strict=True):
-            _write(slab, array.reshape(-1).view(np.uint8).data)
-            progress.advance(slab.nbytes)
+        reads = _fill_window(manifest, window, progress)
         fetched, requests = fetched + reads.bytes_fetched, requests + reads.requests
     return fetched, requests
+
+
+def _fill_window(manifest: CheckpointManifest, window: Sequence[_Slab], progress: Progress) -> ReadPlan:
+    """What is read is let go before the next window is."""
+    arrays, reads = read_boxes([BoxRead(manifest, slab.fill.entry, slab.box) for slab in window])
+    for slab, array in zip(window, arrays, strict=True):
+        _write(slab, array.reshape(-1).view(np.uint8).data)
+        progress.advance(slab.nbytes)
+    return reads
 
 
 def _slabs(fill: Fill) -> Iterator[_Slab]:

@@ -124,17 +124,21 @@ def _measure(
     slabs = [slab for change in changes for slab in _slabs(change)]
     progress.stage("compare", sum(slab.nbytes for slab in slabs))
     for window in in_windows(slabs, attrgetter("nbytes"), WINDOW_BYTES):
-        reads = [
-            BoxRead(manifest, entry, slab.box)
-            for slab in window
-            for manifest, entry in ((before, slab.change.old), (after, slab.change.new))
-            if entry is not None
-        ]
-        arrays, _ = read_boxes(reads)
-        for slab, delta in zip(window, _compared(window, arrays), strict=True):
+        for slab, delta in zip(window, _measure_window(before, after, window), strict=True):
             parts[slab.change.key].append(delta)
             progress.advance(slab.nbytes)
     return {key: joined(some) for key, some in parts.items()}
+
+
+def _measure_window(before: CheckpointManifest, after: CheckpointManifest, window: Sequence[_Slab]) -> list[Delta]:
+    """What is read is let go before the next window is."""
+    reads = [
+        BoxRead(manifest, entry, slab.box)
+        for slab in window
+        for manifest, entry in ((before, slab.change.old), (after, slab.change.new))
+        if entry is not None
+    ]
+    return _compared(window, read_boxes(reads)[0])
 
 
 def _slabs(change: TensorChange) -> Iterator[_Slab]:

@@ -212,7 +212,7 @@ def test_memory_does_not_grow_with_the_tensors(runs: Runs, monkeypatch: pytest.M
         tracemalloc.stop()
     assert len(deltas(found)) == 2
     # A window, a batch and a chunk of the reader, and blocks of two workers; of 256 MiB that are read.
-    assert peak < 40 * MIB
+    assert peak < 32 * MIB
 
 
 class Told(Silent):

@@ -41,16 +41,17 @@ def command(old: str, new: str, norms: bool, as_json: bool) -> None:
 
 
 def _tell_what_is_missing(found: "Comparison", measured: "Measured | None") -> None:
+    sides: dict[tuple[str, bool], list[str]] = {}
     for one in found.omissions:
-        if one.granted:
-            note(
-                f"note: not compared: {one.component} of the {one.side} checkpoint is not here; "
-                "'cairn pull MODEL@REF' brings it"
-            )
+        sides.setdefault((one.component, one.granted), []).append(one.side)
+    for (component, granted), some in sides.items():
+        what = f"{component} of the {' and the '.join(some)} checkpoint"
+        if granted:
+            note(f"note: not compared: {what} is not here; 'cairn pull MODEL@REF' brings it")
         else:
             note(
-                f"note: not compared: no right to read {one.component} of the {one.side} checkpoint; ask an owner to "
-                f"run: cairn grant MODEL IDENTITY --read {one.component}"
+                f"note: not compared: no right to read {what}; "
+                f"ask an owner to run: cairn grant MODEL IDENTITY --read {component}"
             )
     if measured and measured.unread:
         note(f"note: not measured, since their content is not here: {count(len(measured.unread), 'tensor')}")

@@ -13,7 +13,7 @@ from operator import attrgetter
 import msgspec
 
 from cairn.core.errors import NotFoundError
-from cairn.core.limits import MEMORY_BUDGET_BYTES
+from cairn.core.limits import MEMORY_BUDGET_BYTES, MIB
 from cairn.core.pool import Pool, threads_within_budget
 from cairn.core.progress import Progress, Silent
 from cairn.manifests.delta import Delta, joined
@@ -36,9 +36,9 @@ STATE, MEMBERS = "state", "members"
 WINDOW_BYTES = MEMORY_BUDGET_BYTES // 4
 # Of each side, so that a window holds several.
 _SLAB_BYTES = WINDOW_BYTES // 4
-# One job of a worker, which takes some times as much for intermediate results.
+# One job of a worker, which holds a dozen blocks of 512 KiB meanwhile.
 _JOB_ELEMENTS = 1 << 20
-_JOB_BYTES = 8 * _JOB_ELEMENTS
+_JOB_BYTES = 8 * MIB
 
 
 class Total(msgspec.Struct, frozen=True):
@@ -164,11 +164,7 @@ def _compared(window: Sequence[_Slab], arrays: Sequence[Array]) -> list[Delta]:
             found[number, at] = compare_elements(entry.dtype, old, new)
 
     jobs = [(number, at) for number, some in enumerate(starts) for at in some]
-    threads = min(threads_within_budget(_JOB_BYTES), sum(slab.nbytes for slab in window) // _JOB_ELEMENTS)
-    if threads > 1:
-        Pool[tuple[int, int]](threads, work).run(jobs)
-    else:
-        work(jobs)
+    Pool[tuple[int, int]](min(threads_within_budget(_JOB_BYTES), len(jobs)), work).run(jobs)
     return [joined([found[number, at] for at in some]) for number, some in enumerate(starts)]
 
 

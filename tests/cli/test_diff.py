@@ -159,6 +159,23 @@ def test_lists_without_end_are_cut_for_people(shell: Shell) -> None:
     assert len(shell.json("diff", "run@step:1", "run")["facts"]) == 39
 
 
+def test_the_first_lines_tell_how_checkpoints_stand_to_each_other(shell: Shell) -> None:
+    for step in ("1", "2", "3"):
+        shell("commit", str(shell.files), "m", "--step", step)
+    shell("branch", "m@step:1", "side")
+    shell("commit", str(shell.files), "m@side", "--step", "4")
+    shell("commit", str(shell.files), "other", "-m", "alone")
+
+    def third(old: str, new: str) -> str:
+        return shell("diff", old, new).splitlines()[2]
+
+    assert third("m@step:1", "m") == "the new one comes 2 checkpoints after the old one"
+    assert third("m", "m@step:2") == "the old one was made from the new one (continue)"
+    base = shell.json("log", "m")[-1]["checkpoint"][:12]
+    assert third("m", "m@side") == f"both come from {base}, the old one 2 checkpoints later, the new one 1"
+    assert third("m", "other") == "added     checkpoint message: alone"
+
+
 def test_a_member_is_told_what_it_may_not_compare(trained: Shell) -> None:
     line = identity_of(trained, "bob")
     trained("members", "add", line, "reader")
@@ -169,7 +186,10 @@ def test_a_member_is_told_what_it_may_not_compare(trained: Shell) -> None:
         told = trained.json("diff", "run@step:100", "run")
     assert "2 tensors differ" in text and "not compared: optimizer, training, provenance\n" in text
     assert "lr" not in text and "momentum" not in text
-    assert "not compared: no right to read optimizer of the old checkpoint; ask an owner to run: cairn grant" in err
+    assert (
+        "not compared: no right to read optimizer of the old and the new checkpoint; ask an owner to run: cairn grant"
+        in err
+    )
     assert {(row["component"], row["reason"]) for row in told["not_compared"]} == {
         (name, "not granted") for name in ("optimizer", "training", "provenance")
     }
@@ -189,7 +209,7 @@ def test_what_was_not_brought_is_named(trained: Shell, tmp_path: Path, monkeypat
         trained("push", ref, "--only", "weights")
     monkeypatch.setenv("CAIRN_STORE", str(tmp_path / "there"))
     err = error_of(trained, "diff", "run@before", "run")
-    assert "optimizer of the new checkpoint is not here; 'cairn pull MODEL@REF' brings it" in err
+    assert "optimizer of the old and the new checkpoint is not here; 'cairn pull MODEL@REF' brings it" in err
     told = trained.json("diff", "run@before", "run", "--norms")
     assert {row["reason"] for row in told["not_compared"]} == {"not here"}
     assert [row["name"] for row in told["tensors"] if row["norms"]] == ["model:bias", "model:weight"]

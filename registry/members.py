@@ -107,7 +107,7 @@ def grant(
         member = _grantable(state, actor, write)
         grants = {**member.grants, key: Grant(classes, write)}
         after = msgspec.structs.replace(member, grants=grants)
-        models = [key] if key else list(state.models)
+        models = [key] if key else list(state.kept_models())
         new = [one for one in models if readable(after, one) - readable(member, one)]
         return GrantSet(actor, key, classes, write, tuple(made.give(actor, after, one) for one in new))
 
@@ -184,12 +184,17 @@ def check_owner(registry: Registry) -> None:
 
 def _wraps_given_to(state: State, actor: bytes) -> list[str]:
     """Wraps of models' keys that a member has."""
-    return [model.readers[actor] for model in state.models.values() if actor in model.readers]
+    return [model.readers[actor] for model in state.kept_models().values() if actor in model.readers]
+
+
+def named_wraps(state: State) -> set[str]:
+    """Names of all wraps of models' keys that count."""
+    return {wrap for model in state.kept_models().values() for wrap in (model.wrap, *model.readers.values())}
 
 
 def delete_unnamed(registry: Registry, names: Collection[str]) -> None:
     """Remove wraps that the log names no longer, once the entry that replaced them is known to be there."""
-    named = {wrap for model in registry.state.models.values() for wrap in (model.wrap, *model.readers.values())}
+    named = named_wraps(registry.state)
     for name in names:
         if name not in named:
             # What stays of it opens only what its holder had; the log says that it is of no use.
@@ -214,6 +219,6 @@ class _Made:
     def append(self, build: Callable[[State], Payload]) -> None:
         """Append the entry."""
         check_owner(self.registry)
-        before = [wrap for model in self.registry.state.models.values() for wrap in model.readers.values()]
+        before = [wrap for model in self.registry.state.kept_models().values() for wrap in model.readers.values()]
         self.registry.append(build)
         delete_unnamed(self.registry, [*self.names, *before])

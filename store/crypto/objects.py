@@ -76,6 +76,27 @@ def open_object(class_key: bytes, store: StoreId, kind: ObjectKind, sealed: Buff
         raise IntegrityError(f"{what} fails authentication") from None
 
 
+def key_of_object(class_key: bytes, store: StoreId, kind: ObjectKind, sealed: Buffer) -> bytes:
+    """The key of one sealed object, to be given away: it opens that object and no other."""
+    return _keys(class_key, store, kind, bytes(memoryview(sealed)[8:40]))[0]
+
+
+def open_by_own_key(key: bytes, kind: ObjectKind, sealed: Buffer, what: str) -> bytes:
+    """Open an object by the key that `key_of_object` told. Whether it is committed to that key cannot be checked.
+
+    Raises:
+        IntegrityError: damaged, or of another kind or key.
+    """
+    view = memoryview(sealed)
+    header = bytes(view[:HEADER_BYTES])
+    if len(view) < OVERHEAD_BYTES or len(key) != 32 or header[:8] != MAGIC + bytes((VERSION, kind, 0, 0)):
+        raise IntegrityError(f"{what} is not a sealed object of kind {kind.name.lower()}")
+    try:
+        return AESGCM(key).decrypt(_NONCE, view[HEADER_BYTES:], header)
+    except InvalidTag:
+        raise IntegrityError(f"{what} fails authentication") from None
+
+
 def _keys(class_key: bytes, store: StoreId, kind: ObjectKind, salt: bytes) -> tuple[bytes, bytes]:
     both = derive(class_key, f"object/{kind.value}/{store.hex()}", 64, salt)
     return both[:32], both[32:]

@@ -14,7 +14,6 @@ from cairn.registry.entries import (
     TYPES,
     Abort,
     Commit,
-    Drop,
     Entry,
     Floor,
     ModelCreate,
@@ -23,14 +22,15 @@ from cairn.registry.entries import (
     RefChange,
     RefDelete,
     RootRef,
-    Tombstone,
 )
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.fold import apply_payload
 from cairn.registry.rights import ALL_MODELS, Role, readable
 from cairn.registry.state import State
 from tests.vectors.format.reader import decode
 from tests.vectors.format.reader_collection import Collection
+from tests.vectors.format.reader_deletion import Deletion
 from tests.vectors.format.reader_log import Log
 from tests.vectors.format.reader_rights import RULES, Rights
 
@@ -207,8 +207,8 @@ def both(seed: int) -> Counter[tuple[str, bool]]:
     """Apply entries by both readers and compare after each; returns how often each was in effect, and void."""
     state, log = State(length=1, owners=[FOUNDER, RECOVERY], recovery=RECOVERY), Log.__new__(Log)
     log.owners, log.models, log.collection, log.void, log.leaves = [FOUNDER, RECOVERY], {}, Collection(), {}, []
-    log.rights = Rights()
-    log.rights.recovery = RECOVERY
+    log.rights, log.deletion = Rights(), Deletion()
+    log.rights.recovery, log.settings = RECOVERY, {}
     writer, seen = Writer(random.Random(seed), state), Counter[tuple[str, bool]]()
     for n in range(1, LENGTH):
         actor, payload = writer.draw()

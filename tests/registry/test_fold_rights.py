@@ -11,23 +11,21 @@ from cairn.registry import fold_rights
 from cairn.registry.entries import (
     Abort,
     Condemn,
-    Drop,
     Floor,
     MergeIndex,
     Payload,
     Quarantine,
     RefDelete,
     RefMove,
-    Restore,
     RootRef,
     RunOpen,
     Supply,
     Swept,
-    Tombstone,
     Uncondemn,
     Verified,
 )
 from cairn.registry.entries_audit import Policy, Reads
+from cairn.registry.entries_deletion import Drop, Restore, Tombstone
 from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.fold import encode_state
 from cairn.registry.rights import Role
@@ -372,6 +370,6 @@ def test_every_reason_in_the_code_has_a_test() -> None:
         for node in ast.walk(found)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    told = Path(__file__).read_text()
+    told = Path(__file__).read_text() + Path(__file__).with_name("test_fold_deletion.py").read_text()
     assert len(said) > 15
     assert [reason for reason in sorted(said) if reason.strip(", ") not in told] == []

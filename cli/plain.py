@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
+from cairn.cli.output import count
+
 # What of a value stands on a line.
 _SHOWN_CHARS = 72
 # Of what two long values have in common, how much is shown before they differ.
@@ -45,15 +47,14 @@ def _other(value: Any) -> Any:
 def shown(value: Any) -> str:
     """A value in a few words."""
     if isinstance(value, str) and "\n" in value:
-        lines = len(value.splitlines())
-        return f"{lines} line{'' if lines == 1 else 's'}"
+        return count(len(value.splitlines()), "line")
     if isinstance(value, str) and value and value == value.strip():
         return value
     if isinstance(value, float):
         return f"{value:.6g}"
     form = as_json(value)
     if isinstance(form, dict) and form.keys() == {"bytes"}:
-        return f"{form['bytes']} bytes"
+        return count(form["bytes"], "byte")
     if isinstance(form, dict) and form.keys() == {"container", "keys"}:
         return f"{form['container']} of {', '.join(map(str, form['keys'])) or 'nothing'}"
     if isinstance(form, dict) and form.keys() == {"array", "shape"}:
@@ -65,9 +66,9 @@ def shown_pair(old: Any, new: Any) -> str:
     """Two values that differ, so that it can be seen where."""
     before, after = shown(old), shown(new)
     if before == after:
-        return (
-            f"{before} -> others" if isinstance(old, str) or not isinstance(old, int | float) else f"{old!r} -> {new!r}"
-        )
+        if not (isinstance(old, str | int | float) and isinstance(new, str | int | float)):
+            return f"{before} -> others"
+        before, after = repr(old), repr(new)
     start = 0
     if max(len(before), len(after)) > _SHOWN_CHARS:
         pairs = enumerate(zip(before, after, strict=False))

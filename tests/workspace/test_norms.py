@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 import cairn
+from cairn.core.errors import IntegrityError
 from cairn.core.limits import MIB
 from cairn.core.progress import Silent
 from cairn.manifests.delta import Delta
+from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.compare import compare
 from cairn.registry.delivery import Selection
 from cairn.registry.sync import SendOptions, send
@@ -283,3 +285,22 @@ def test_totals_are_those_of_components_and_parameter_groups(runs: Runs) -> None
     whole = rows["optimizer", None, None, None]
     assert whole.delta.norms is None and whole.tensors == 12
     assert rows["weights", None, None, None].tensors == 5
+
+
+def test_damaged_content_is_an_error_of_the_measurement_alone(runs: Runs) -> None:
+    for step in (1, 2):
+        runs.save({"w": random(step, 50_000)}, step)
+    registry = runs.site.registry()
+    manifest = CheckpointManifest(registry, *tip(registry))
+    (entry,) = manifest.tensors()
+    identifier = registry.opened.keys.chunk.content_id(manifest.chunk_digests(entry)[0])
+    (place,) = registry.index().locations(identifier)
+    name = registry.index().pack(place.pack).name
+    stored = bytearray(runs.site.backend.read(name))
+    stored[place.offset + place.length // 2] ^= 1
+    runs.site.backend.delete(name)
+    runs.site.backend.create(name, [bytes(stored)])
+    assert len(compare(registry, tip(registry, f"{MODEL}@step:1"), tip(registry)).tensors) == 1
+    with pytest.raises(IntegrityError):
+        measured(runs)
+    assert runs.site.names(".pin") == []

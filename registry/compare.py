@@ -102,23 +102,31 @@ def compare_manifests(registry: Registry, before: CheckpointManifest, after: Che
         return _entries(manifest, manifest.values, left_out, common, components)
 
     changed = diff_tensors(tensors(before), tensors(after), _boxes_of(before), _boxes_of(after))
-    differing = sum(change.new is not None for change in changed)
     valued = compare_values(before, after, diff_values(values(before), values(after)))
+    with_files = ComponentClass.FILES not in left_out
     sides = side_of(registry, before), side_of(registry, after)
-    records = [None if ComponentClass.PROVENANCE in left_out else read_record(one) for one in (before, after)]
-    no_files = ComponentClass.FILES in left_out
+    old, new = (None if ComponentClass.PROVENANCE in left_out else read_record(one) for one in (before, after))
     positions, told = diff_positions(valued)
     shared, only_old, only_new = _reached(registry, before, after)
     keys = {change.key for change in changed} | {value.key for value in valued}
     return Comparison(
-        before.id, after.id, changed, _tensor_count(after, left_out) - differing, valued,
-        [] if no_files else diff_files(before.files(common), after.files(common)), shared, only_old, only_new, sides,
-        kinship_of(registry, *sides),
-        sorted((*_facts(*sides), *diff_provenance(*records), *positions), key=GroupChange.order),
-        (recorded_groups(records[0]), recorded_groups(records[1])),
-        told | {PROVENANCE},
-        {key: component for key, component in components.items() if key in keys}, omissions,
-    )  # fmt: skip
+        old=before.id,
+        new=after.id,
+        tensors=changed,
+        tensors_equal=_tensor_count(after, left_out) - sum(change.new is not None for change in changed),
+        values=valued,
+        files=diff_files(before.files(common), after.files(common)) if with_files else [],
+        bytes_shared=shared,
+        bytes_only_old=only_old,
+        bytes_only_new=only_new,
+        sides=sides,
+        kinship=kinship_of(registry, *sides),
+        facts=sorted((*_facts(*sides), *diff_provenance(old, new), *positions), key=GroupChange.order),
+        recorded=(recorded_groups(old), recorded_groups(new)),
+        told=told | {PROVENANCE},
+        components={key: component for key, component in components.items() if key in keys},
+        omissions=omissions,
+    )
 
 
 def _omissions(manifest: CheckpointManifest, side: str) -> Iterator[Omission]:

@@ -158,6 +158,8 @@ SESSION_SILENCE_SECONDS = 900.0
 # --- Deletion ---------------------------------------------------------------------------------
 # The longest time in which a deleted checkpoint is surely kept: 100 years, so that its end is a date.
 GRACE_SECONDS_MAX = 100 * 365 * 86_400
+# A name, an address and a department.
+PERSON_BYTES_MAX = 4 * KIB
 # A deleted model can be restored for a day unless somebody says otherwise: then its keys are destroyed for good.
 MODEL_GRACE_SECONDS = 86_400
 # A sentence and a reference; it stands in a log entry.

@@ -25,7 +25,7 @@ from cairn.registry.entries_deletion import (
     Shred,
     Tombstone,
 )
-from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, RootRotate
+from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
 from cairn.registry.numbers import Ranges
 from cairn.registry.signedrecord import open_record, sign_record
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
@@ -278,6 +278,7 @@ Payload = (
     Init | ModelCreate | RunOpen | Commit | Supply | RefMove | RefDelete | Condemn | Floor | Swept | Uncondemn
     | MergeIndex | Tombstone | Restore | Drop | Verified | Quarantine | Policy | Reads | Abort | MemberSet | GrantSet
     | KeyRotate | RootRotate | ModelDelete | ModelRestore | Shred | Destroyed | Confirm | HoldSet | HoldLift | Approve
+    | PersonSet
 )  # fmt: skip
 PAYLOADS: dict[str, type[Payload]] = {
     "init": Init,
@@ -312,6 +313,7 @@ PAYLOADS: dict[str, type[Payload]] = {
     "hold": HoldSet,
     "hold.lift": HoldLift,
     "approve": Approve,
+    "person": PersonSet,
 }
 TYPES = {kind: name for name, kind in PAYLOADS.items()}
 

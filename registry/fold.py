@@ -51,7 +51,7 @@ from cairn.registry.entries_deletion import (
     Shred,
     Tombstone,
 )
-from cairn.registry.entries_rights import GrantSet, KeyRotate, MemberSet, RootRotate
+from cairn.registry.entries_rights import GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
 from cairn.registry.fold_uploads import add_packs, take_upload, upload_refused
 from cairn.registry.state import Checkpoint, Model, Ref, State, objects_of
 
@@ -268,6 +268,7 @@ _RULES: dict[type[Payload], Callable[[State, Entry, Any], _REASON]] = {
     HoldSet: deletion.hold_set,
     HoldLift: deletion.hold_lift,
     Approve: deletion.approve,
+    PersonSet: rights.person_set,
 }
 
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import msgspec
 
+from cairn.core.ids import RANDOM_ID_BYTES
 from cairn.registry.entries import (
     Abort,
     Commit,
@@ -32,9 +33,9 @@ from cairn.registry.entries import (
 )
 from cairn.registry.entries_audit import Reads
 from cairn.registry.entries_deletion import Drop
-from cairn.registry.entries_rights import Given, GrantSet, KeyRotate, MemberSet, RootRotate
+from cairn.registry.entries_rights import Given, GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
 from cairn.registry.rights import ALL_MODELS, GRANTABLE, ROLES, WRITING, Grant, Member, Role, readable, writable
-from cairn.registry.state import Model, State
+from cairn.registry.state import Model, Person, State
 
 NO_RIGHT = "its actor has no right to write"
 _HASH_BYTES = 32
@@ -131,6 +132,18 @@ def _wrap_refused(before: Member | None, payload: MemberSet) -> _REASON:
         return "it lacks the member's key or the hash of its wrap"
     if payload.generation <= (before.generation if before else 0):
         return "its wrap is not of a new generation"
+    return None
+
+
+def person_set(state: State, entry: Entry, payload: PersonSet) -> _REASON:
+    """Rule of `person`."""
+    if len(payload.member) != _HASH_BYTES:
+        return "it is of no actor"
+    if not payload.commitment and not payload.name:
+        return None if state.people.pop(payload.member, None) is not None else "nothing is recorded of its actor"
+    if len(payload.commitment) != _HASH_BYTES or len(payload.name) != RANDOM_ID_BYTES:
+        return "its commitment or its name is not of the right length"
+    state.people[payload.member] = Person(payload.commitment, payload.name)
     return None
 
 

@@ -161,6 +161,13 @@ class Piece(msgspec.Struct, frozen=True):
     count: int
 
 
+class Person(msgspec.Struct, frozen=True):
+    """What the log says of who an actor is, as a `PersonSet`."""
+
+    commitment: bytes
+    name: bytes
+
+
 class Void(msgspec.Struct, frozen=True):
     """An entry that has no effect, and why."""
 
@@ -189,6 +196,7 @@ class State(msgspec.Struct):
         policy: settings, value by name.
         deleted: models that were deleted; none of them is in `models`.
         approvals: of plans of deletion, by their hashes.
+        people: of which actors it is recorded who they are.
         newer_from: first entry of a type that this version does not know.
         damaged_from: where the log is damaged: the entry that does not open, if one stands out, else the first
             whose signed root contradicts the bytes before it.
@@ -218,6 +226,7 @@ class State(msgspec.Struct):
     policy: dict[str, str] = {}
     deleted: dict[bytes, DeletedModel] = {}
     approvals: dict[bytes, Approval] = {}
+    people: dict[bytes, Person] = {}
     newer_from: int | None = None
     damaged_from: int | None = None
 

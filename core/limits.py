@@ -101,6 +101,8 @@ PAGE_READS_AT_ONCE = 16
 VALUE_INLINE_BYTES_MAX = 16 * KIB
 # Lists in lists in lists: deeper than any state that means it, shallow enough for every reader's stack.
 VALUE_DEPTH_MAX = 100
+# A value that `diff` decodes to compare it item by item: decoded it takes some ten times as much.
+COMPARED_VALUE_BYTES_MAX = 4 * MIB
 # What Python turns into digits and back without being told to (its own guard against quadratic time).
 VALUE_DIGITS_MAX = 4300
 # Objects read as a whole (bodies, roots, index pieces, reachability lists): 1 GiB names 20 million chunks.

@@ -121,7 +121,7 @@ def check_free(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> 
 
 
 def check_is_owner(registry: Registry) -> None:
-    """Raise unless this user may delete checkpoints: whoever may only remove refs is to begin nothing.
+    """Raise unless this user is an owner: whoever may do no more than the first part is to begin nothing.
 
     Raises:
         NotAllowed: it may not.
@@ -129,7 +129,7 @@ def check_is_owner(registry: Registry) -> None:
     signer = registry.signer()
     if signer.actor not in registry.state.owners:
         raise NotAllowed(
-            f"{short(signer.actor)} is no owner, and only owners delete; nothing was changed",
+            f"{short(signer.actor)} is no owner, and only owners may do this; nothing was changed",
             hint="ask an owner to run the command",
         )
 

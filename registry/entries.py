@@ -1,8 +1,7 @@
 """Log entries: what they say, how they are signed and sealed.
 
 Stored bytes = sealed object (kind LOG_ENTRY, class key K_log) of canonical [entry bytes, signature]. The
-signature (Ed25519) covers a label and the entry bytes. Payload types are listed in `PAYLOADS`; a correctly signed
-entry of another type means a newer format: the store is read-only from there.
+signature (Ed25519) covers a label and the entry bytes. A type that is not in `PAYLOADS` makes the store read-only.
 """
 
 import msgspec
@@ -11,6 +10,7 @@ from cairn.core.canonical import decode
 from cairn.core.clock import Entropy
 from cairn.core.errors import IntegrityError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, SessionId, StoreId, object_name
+from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Policy, Reads
 from cairn.registry.entries_deletion import (
     Approve,
@@ -25,7 +25,7 @@ from cairn.registry.entries_deletion import (
     Shred,
     Tombstone,
 )
-from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, RootRotate
+from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
 from cairn.registry.numbers import Ranges
 from cairn.registry.signedrecord import open_record, sign_record
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
@@ -275,9 +275,10 @@ class Abort(msgspec.Struct, frozen=True):
 
 
 Payload = (
-    Init | ModelCreate | RunOpen | Commit | Supply | RefMove | RefDelete | Condemn | Floor | Swept | Uncondemn
+    Init | ModelCreate | RunOpen | Commit | Supply | RefMove | RefDelete | Condemn | Floor | Swept | Uncondemn | Attest
     | MergeIndex | Tombstone | Restore | Drop | Verified | Quarantine | Policy | Reads | Abort | MemberSet | GrantSet
     | KeyRotate | RootRotate | ModelDelete | ModelRestore | Shred | Destroyed | Confirm | HoldSet | HoldLift | Approve
+    | PersonSet
 )  # fmt: skip
 PAYLOADS: dict[str, type[Payload]] = {
     "init": Init,
@@ -312,6 +313,8 @@ PAYLOADS: dict[str, type[Payload]] = {
     "hold": HoldSet,
     "hold.lift": HoldLift,
     "approve": Approve,
+    "person": PersonSet,
+    "attest": Attest,
 }
 TYPES = {kind: name for name, kind in PAYLOADS.items()}
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
+from cairn.registry import fold_attest, fold_policy
 from cairn.registry import fold_collection as collection
 from cairn.registry import fold_deletion as deletion
-from cairn.registry import fold_policy
 from cairn.registry import fold_rights as rights
 from cairn.registry.entries import (
     Abort,
@@ -37,6 +37,7 @@ from cairn.registry.entries import (
     Uncondemn,
     Verified,
 )
+from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Policy, Reads
 from cairn.registry.entries_deletion import (
     Approve,
@@ -51,7 +52,7 @@ from cairn.registry.entries_deletion import (
     Shred,
     Tombstone,
 )
-from cairn.registry.entries_rights import GrantSet, KeyRotate, MemberSet, RootRotate
+from cairn.registry.entries_rights import GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
 from cairn.registry.fold_uploads import add_packs, take_upload, upload_refused
 from cairn.registry.state import Checkpoint, Model, Ref, State, objects_of
 
@@ -271,6 +272,8 @@ _RULES: dict[type[Payload], Callable[[State, Entry, Any], _REASON]] = {
     HoldSet: deletion.hold_set,
     HoldLift: deletion.hold_lift,
     Approve: deletion.approve,
+    PersonSet: rights.person_set,
+    Attest: fold_attest.attest,
 }
 
 

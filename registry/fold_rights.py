@@ -1,7 +1,7 @@
 """Who may write what, and what entries about rights and keys do to the state.
 
 1. Owners may write everything, and nobody else may write an entry about rights or keys.
-2. A writer may commit, supply, open runs, and move and delete refs, in models that were granted for writing.
+2. A writer may commit, supply, open runs, move and delete refs, and attest, in models that were granted for writing.
 3. A collector may condemn, raise the floor, sweep, merge indexes, note what was verified and read, drop what is due.
 4. Readers, auditors and former members may write nothing.
 5. A commit seals its roots to the newest keys of its model, unless it is carried over from another store.
@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import msgspec
 
+from cairn.core.ids import RANDOM_ID_BYTES
 from cairn.registry.entries import (
     Abort,
     Commit,
@@ -30,17 +31,18 @@ from cairn.registry.entries import (
     Uncondemn,
     Verified,
 )
+from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Reads
 from cairn.registry.entries_deletion import Drop
-from cairn.registry.entries_rights import Given, GrantSet, KeyRotate, MemberSet, RootRotate
+from cairn.registry.entries_rights import Given, GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
 from cairn.registry.rights import ALL_MODELS, GRANTABLE, ROLES, WRITING, Grant, Member, Role, readable, writable
-from cairn.registry.state import Model, State
+from cairn.registry.state import Model, Person, State
 from cairn.store.crypto.provider import ROOT_KEY_ID_BYTES
 
 NO_RIGHT = "its actor has no right to write"
 _HASH_BYTES = 32
 _REASON = str | None
-_WRITES = (Commit, Supply, RunOpen, RefMove, RefDelete)
+_WRITES = (Commit, Supply, RunOpen, RefMove, RefDelete, Attest)
 _COLLECTS = (Condemn, Floor, Swept, Uncondemn, MergeIndex, Verified, Reads, Drop)
 
 
@@ -132,6 +134,18 @@ def _wrap_refused(before: Member | None, payload: MemberSet) -> _REASON:
         return "it lacks the member's key or the hash of its wrap"
     if payload.generation <= (before.generation if before else 0):
         return "its wrap is not of a new generation"
+    return None
+
+
+def person_set(state: State, entry: Entry, payload: PersonSet) -> _REASON:
+    """Rule of `person`."""
+    if len(payload.member) != _HASH_BYTES:
+        return "it is of no actor"
+    if not payload.commitment and not payload.name:
+        return None if state.people.pop(payload.member, None) is not None else "nothing is recorded of its actor"
+    if len(payload.commitment) != _HASH_BYTES or len(payload.name) != RANDOM_ID_BYTES:
+        return "its commitment or its name is not of the right length"
+    state.people[payload.member] = Person(payload.commitment, payload.name)
     return None
 
 

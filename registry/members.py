@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from cairn.core.errors import CairnError, NotFoundError, RefusedError, UsageError
-from cairn.core.ids import ActorId, ModelId, short
+from cairn.core.ids import HASH_BYTES, ActorId, ModelId, short
 from cairn.registry.entries import Payload
 from cairn.registry.entries_rights import Given, GrantSet, MemberSet
 from cairn.registry.memberwraps import store_member_wrap, wraps_of
@@ -139,6 +139,20 @@ def revoke(registry: Registry, actor: ActorId, model: ModelId | None) -> None:
     delete_unnamed(registry, stale)
 
 
+def find_actor(registry: Registry, text: str) -> ActorId:
+    """An actor by its whole id, the line of its identity, or as `find_member`, former members included.
+
+    Raises:
+        NotFoundError, UsageError: none, or several.
+    """
+    if len(text) == 2 * HASH_BYTES and ":" not in text:
+        try:
+            return ActorId(bytes.fromhex(text))
+        except ValueError:
+            raise UsageError(f"{text!r} is no actor's id", hint="64 hexadecimal digits") from None
+    return _found(text, {*registry.state.owners, *registry.state.members, *registry.state.people})
+
+
 def find_member(registry: Registry, text: str) -> ActorId:
     """The member that a line of an identity, or the first digits of an actor's id, means.
 
@@ -146,7 +160,10 @@ def find_member(registry: Registry, text: str) -> ActorId:
         NotFoundError, UsageError: none, or several.
     """
     state = registry.state
-    everybody = {*state.owners, *(actor for actor, member in state.members.items() if member.role)}
+    return _found(text, {*state.owners, *(actor for actor, member in state.members.items() if member.role)})
+
+
+def _found(text: str, everybody: Collection[bytes]) -> ActorId:
     digits = text.lower()
     if ":" in text:
         digits = PublicIdentity.parse(text).actor.hex()

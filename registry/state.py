@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Collection
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,6 +31,26 @@ class Ref(msgspec.Struct, frozen=True):
     checkpoint: bytes
 
 
+class Attestation(NamedTuple):
+    """Where a signed statement about a checkpoint stands.
+
+    Args:
+        n, actor: the `attest` entry and who wrote it.
+        signer: who is said to have signed it, `tag` of the ref that it names, or empty, and `signed_at`, when (µs).
+    """
+
+    n: int
+    actor: bytes
+    signer: bytes
+    tag: bytes
+    signed_at: int
+
+    @property
+    def place(self) -> tuple[bytes, bytes, bytes]:
+        """What two of which one takes the other's place have in common."""
+        return self.actor, self.signer, self.tag
+
+
 class Checkpoint(msgspec.Struct, frozen=True):
     """A committed checkpoint.
 
@@ -37,6 +58,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
         parent: what its ref pointed to before.
         quarantined: collection goes on without its reachability list, which is damaged.
         verified: how thoroughly it was found whole, if it was; `verified_at`, when, by that machine's clock (ns).
+        attestations: signed statements about it.
     """
 
     n: int
@@ -53,6 +75,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     quarantined: bool = False
     verified: str = ""
     verified_at: int = 0
+    attestations: tuple[Attestation, ...] = ()
 
 
 class Gone(msgspec.Struct, frozen=True):
@@ -161,6 +184,13 @@ class Piece(msgspec.Struct, frozen=True):
     count: int
 
 
+class Person(msgspec.Struct, frozen=True):
+    """What the log says of who an actor is, as a `PersonSet`."""
+
+    commitment: bytes
+    name: bytes
+
+
 class Void(msgspec.Struct, frozen=True):
     """An entry that has no effect, and why."""
 
@@ -189,6 +219,7 @@ class State(msgspec.Struct):
         policy: settings, value by name.
         deleted: models that were deleted; none of them is in `models`.
         approvals: of plans of deletion, by their hashes.
+        people: of which actors it is recorded who they are.
         newer_from: first entry of a type that this version does not know.
         damaged_from: where the log is damaged: the entry that does not open, if one stands out, else the first
             whose signed root contradicts the bytes before it.
@@ -219,6 +250,7 @@ class State(msgspec.Struct):
     policy: dict[str, str] = {}
     deleted: dict[bytes, DeletedModel] = {}
     approvals: dict[bytes, Approval] = {}
+    people: dict[bytes, Person] = {}
     newer_from: int | None = None
     damaged_from: int | None = None
 

@@ -44,6 +44,8 @@ class ObjectKind(IntEnum):
     FRAGMENT = 8
     SNAPSHOT = 9
     PIN = 10
+    PERSON_KEY = 11
+    PERSON = 12
 
 
 def seal_object(class_key: bytes, store: StoreId, kind: ObjectKind, plaintext: Buffer, entropy: Entropy) -> bytes:

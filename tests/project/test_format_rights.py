@@ -23,8 +23,9 @@ from cairn.registry.entries import (
     RefDelete,
     RootRef,
 )
+from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_deletion import Drop, Tombstone
-from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, RootRotate
+from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
 from cairn.registry.fold import apply_payload
 from cairn.registry.rights import ALL_MODELS, Role, readable
 from cairn.registry.state import State
@@ -52,7 +53,7 @@ class Writer:
         makers: list[tuple[int, Callable[[], Payload]]] = [
             (3, self._model), (8, self._member), (8, self._grant), (5, self._rotate), (3, self._root),
             (6, self._commit), (1, self._tombstone), (1, self._drop), (1, lambda: Floor(0)), (1, Abort),
-            (1, self._delete),
+            (1, self._delete), (2, self._attest), (3, self._person),
         ]  # fmt: skip
         make = self._dice.choices([make for _, make in makers], [weight for weight, _ in makers])[0]
         owners = self._state.owners
@@ -101,6 +102,12 @@ class Writer:
             return MemberSet(actor, "")
         roles = [*map(str, Role), "writer", "reader", "writer", "reader"] + (["king"] if self._rarely() else [])
         return self._set(actor, self._dice.choice(roles))
+
+    def _person(self) -> PersonSet:
+        actor = self._dice.choice(ACTORS)
+        if self._dice.random() < 0.4:
+            return PersonSet(actor[:31] if self._rarely() else actor)
+        return PersonSet(actor, b"c" * (31 if self._rarely() else 32), b"n" * (15 if self._rarely() else 16))
 
     def _grant(self) -> GrantSet:
         state = self._state
@@ -153,6 +160,10 @@ class Writer:
         tag, ref = next(iter(held.refs.items()), (b"t" * 16, None)) if held else (b"t" * 16, None)
         return RefDelete(model, tag, ref.checkpoint if ref else b"c" * 32)
 
+    def _attest(self) -> Attest:
+        model, chosen = self._some(gone=False)
+        return Attest(model, chosen[0], b"", b"s" * 32, 0, b"e")
+
     def _tombstone(self) -> Tombstone:
         model, chosen = self._some(gone=False)
         held = self._state.models.get(model)
@@ -169,6 +180,7 @@ def described(state: State) -> dict[str, Any]:
     return {
         "owners": state.owners,
         "root": (state.root_generation, state.root_exposed),
+        "people": {actor: (one.commitment, one.name) for actor, one in state.people.items()},
         "members": {
             actor: (one.role, one.generation, one.hash, {key: (g.reads, g.write) for key, g in one.grants.items()})
             for actor, one in state.members.items()
@@ -189,6 +201,7 @@ def described_again(log: Log) -> dict[str, Any]:
     return {
         "owners": log.owners,
         "root": (rights.root, rights.root_exposed),
+        "people": rights.people,
         "members": {
             actor: (
                 one["role"], one["generation"], one["hash"],

@@ -158,7 +158,7 @@ def test_who_may_not_delete_checkpoints_removes_no_ref(fork: Forked, monkeypatch
 
     monkeypatch.setattr(Registry, "refresh", as_others_see_it)
     monkeypatch.setattr(Registry, "signer", lambda self: self.opened.identity)
-    with pytest.raises(NotAllowed, match="only owners delete"):
+    with pytest.raises(NotAllowed, match="only owners may do this"):
         apply_deletion(fork.registry, plan)
     monkeypatch.undo()
     assert (fork.refs(), fork.site.registry().state.length) == (["main", "side"], before)

@@ -230,7 +230,7 @@ def test_a_model_that_is_gone_is_told_from_one_that_never_was(family: Family) ->
 
 def test_only_owners_delete_models(family: Family) -> None:
     writer = join(family.site, "writer", Role.WRITER).registry()
-    with pytest.raises(NotAllowed, match="only owners delete"):
+    with pytest.raises(NotAllowed, match="only owners may do this"):
         apply_models(writer, family.plan("base"))
     with pytest.raises(NotAllowed):
         add_hold(writer, find_model(family.registry, "base"), None, "no")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tests.vectors.format.reader_log import Log
 
 META = 0
-WRITES = ("commit", "supply", "run.open", "ref.move", "ref.delete")
+WRITES = ("commit", "supply", "run.open", "ref.move", "ref.delete", "attest")
 COLLECTS = ("gc.condemn", "gc.floor", "gc.swept", "gc.uncondemn", "index", "verify", "reads", "drop")
 ROLES = ("owner", "writer", "reader", "collector", "auditor")
 
@@ -22,6 +22,7 @@ class Rights:
         self.members: dict[bytes, Fields] = {}
         self.recovery, self.root, self.root_exposed = b"", 0, False
         self.due: dict[tuple[bytes, bytes], int] = {}
+        self.people: dict[bytes, tuple[bytes, bytes]] = {}
 
     def role(self, actor: bytes) -> str:
         """A member's role; empty for anybody else."""
@@ -186,4 +187,16 @@ def _root_rotate(log: "Log", body: Fields, n: int) -> str | None:
     return None
 
 
-RULES = {"member": _member, "grant": _grant, "key.rotate": _key_rotate, "root.rotate": _root_rotate}
+def _person(log: "Log", body: Fields, n: int) -> str | None:
+    people, told = log.rights.people, (body.get("commitment", b""), body.get("name", b""))
+    if len(body["member"]) != 32 or (not any(told) and body["member"] not in people):
+        return "no actor, or nothing is recorded of it"
+    if any(told) and (len(told[0]), len(told[1])) != (32, 16):
+        return "its lengths"
+    people.pop(body["member"], None)
+    if any(told):
+        people[body["member"]] = told
+    return None
+
+
+RULES = {"person": _person, "member": _member, "grant": _grant, "key.rotate": _key_rotate, "root.rotate": _root_rotate}

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from cairn.registry.entries import Condemn, Payload, Quarantine, RefDelete
+from cairn.registry.entries import Condemn, Payload, Quarantine, RefDelete, Supply
 from cairn.registry.entries_audit import Policy
 from cairn.registry.entries_deletion import (
     Approve,
@@ -25,12 +25,12 @@ from cairn.registry.fold_deletion import HELD
 from cairn.registry.rights import ALL_MODELS
 from cairn.registry.state import State, objects_of
 from cairn.store.crypto.provider import ROOT_KEY_ID_BYTES
-from tests.support.logs import MAIN, MODEL, OTHER_MODEL, RECOVERY, LogMaker, commit_entry, model_create, packs
+from tests.support.logs import MAIN, MODEL, OBJECT, OTHER_MODEL, RECOVERY, LogMaker, commit_entry, model_create, packs
 
 LOG = LogMaker()
 FIRST, SECOND = b"1" * 32, b"2" * 32
 HOLD, PLAN = b"h" * 16, b"p" * 32
-PARTNER, READER = b"P" * 32, b"R" * 32
+PARTNER, READER, WRITER = b"P" * 32, b"R" * 32, b"W" * 32
 DUE, LATER = {"claimed_at": 100}, 100
 NOTHING = Content(0, 0, bytes(32))
 
@@ -202,6 +202,18 @@ def test_a_hold_of_a_model_keeps_what_comes_to_it_and_a_deleted_one_from_its_shr
     assert void(state, root_rotate(state, OTHER_MODEL)) == "its wraps leave out a model that is held"
     apply(state, HoldLift(HOLD, MODEL))
     apply(state, shred(state), **DUE)
+
+
+def test_the_list_of_what_is_held_changes_by_owners_alone(state: State) -> None:
+    """What a list leaves out, a collection takes."""
+    apply(state, member(WRITER, "writer"), GrantSet(WRITER, MODEL, (), True), hold(FIRST))
+    supply = Supply(
+        model=MODEL, checkpoint=FIRST, sessions=(), epoch=0, hit_position=0, relied=(), packs=b"", pieces=(),
+        reachability=OBJECT,
+    )  # fmt: skip
+    assert void(state, supply, actor=WRITER) == f"{HELD}, and only owners supply what is held"
+    apply(state, supply, HoldLift(HOLD, MODEL))
+    apply(state, supply, actor=WRITER)
 
 
 def test_what_was_dropped_cannot_be_held(state: State) -> None:

@@ -25,7 +25,7 @@ from cairn.registry.entries import (
     Verified,
 )
 from cairn.registry.entries_audit import Policy, Reads
-from cairn.registry.entries_deletion import Drop, HoldLift, HoldSet, Restore, Tombstone
+from cairn.registry.entries_deletion import Drop, Restore, Tombstone
 from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
 from cairn.registry.fold import encode_state
 from cairn.registry.rights import Role
@@ -397,14 +397,3 @@ def test_every_reason_in_the_code_has_a_test() -> None:
     told = Path(__file__).read_text() + Path(__file__).with_name("test_fold_deletion.py").read_text()
     assert len(said) > 15
     assert [reason for reason in sorted(said) if reason.strip(", ") not in told] == []
-
-
-def test_the_list_of_what_is_held_changes_by_owners_alone(state: State) -> None:
-    """What a list leaves out, a collection takes."""
-    (payload,) = (one for one in WRITES if isinstance(one, Supply))
-    hold = HoldSet(b"h" * 16, MODEL, b"", b"")
-    assert LOG.apply(state, hold) is None
-    assert void(state, payload, actor=ACTORS[Role.WRITER]) == "a hold keeps it, and only owners supply what is held"
-    assert LOG.apply(state, payload) is None
-    assert LOG.apply(state, HoldLift(hold.hold, MODEL)) is None
-    assert LOG.apply(state, payload, actor=ACTORS[Role.WRITER]) is None

@@ -235,7 +235,8 @@ def store_secrets(backend: Backend, root: RootKey, store: StoreId) -> StoreSecre
         if any(True for _ in backend.list(_STORE_WRAPS)):
             raise WrongKey(
                 f"the root key of generation {root.generation} of {backend.url} is retired: an owner made a new one",
-                hint="use the newest key file: copy it from whoever changed the keys",
+                hint="use the newest key file: copy it from whoever changed the keys; where a change of the passphrase "
+                "was stopped, the one before",
             ) from None
         raise IntegrityError(f"{backend.url} has lost the wrap {name}", hint="restore it from a backup") from None
     what = f"wrap {name}"

@@ -1,6 +1,7 @@
 """Root keys that a service seals. The services are stand-ins on this machine; AWS and Vault themselves take no part."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from cairn.registry.opened import KeySource, create_store
 from cairn.registry.rights import Role
 from cairn.registry.rootkeys import root_record_name
 from cairn.registry.rotation import export_recovery, rotate_root
+from cairn.store.backends.faults import Crash, Effect, FaultyBackend, Stopped
 from cairn.store.backends.memory import MemoryBackend
 from cairn.store.crypto.services import service_at
 from tests.support.key_services import TOKEN, Kms, StandIn, Vault, serving
@@ -123,3 +125,27 @@ def test_a_root_key_goes_from_one_keeper_to_another(service: tuple[StandIn, str]
 def test_an_address_is_of_a_known_kind(address: str) -> None:
     with pytest.raises(UsageError, match="aws-kms"):
         service_at(address)
+
+
+@pytest.mark.parametrize("op", ["create", "delete"])
+def test_a_change_to_a_service_may_stop_anywhere(
+    service: tuple[StandIn, str], tmp_path: Path, folder: Path, op: str
+) -> None:
+    """From a key file, and then from one key of the service to the next."""
+    for call in range(1, 20):
+        site = new_site(tmp_path / f"home-{call}", seed=call)
+        commit_tree(site.registry(), folder)
+        stopped = True
+        for _ in range(2):
+            crash = Crash(op=op, call=call, effect=Effect.COMPLETE)
+            with suppress(Stopped):
+                rotate_root(site.registry(FaultyBackend(site.backend, [crash])), service=service[1])
+                stopped = False
+            again = site.registry(cold=True)
+            rotate_root(again, service=service[1])
+            checkout_to(site.registry(cold=True), "m", tmp_path / f"out-{call}-{again.state.root_generation}")
+            assert verify(again, full=True).ok
+            assert len([name for name in site.names() if name.startswith("keys/root/")]) == 1
+        if not stopped:
+            return
+    raise AssertionError("it never went through")

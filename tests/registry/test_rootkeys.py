@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from cairn.core.errors import CairnError
+from cairn.core.errors import CairnError, NotAllowed, WrongKey
 from cairn.gc.scrub import verify
+from cairn.registry.opened import KeySource
+from cairn.registry.permission import check_root
 from cairn.registry.rootkeys import next_key_file, read_key_file
 from cairn.registry.rotation import rotate_root
 from cairn.store.backends.contract import Backend
-from cairn.store.backends.faults import Delay, FaultyBackend
+from cairn.store.backends.faults import Crash, Delay, Effect, FaultyBackend, Stopped
 from cairn.store.crypto import keyfile
 from cairn.store.crypto.keyfile import dump_key_file
 from cairn.store.crypto.provider import RootKey
@@ -88,3 +90,32 @@ def test_a_key_file_without_its_name_is_found(committed: Site, folder: Path, tmp
     assert read_key_file(path, again.opened.store) == again.opened.root
     assert not next_key_file(path, leftover).exists()
     checkout_to(committed.registry(cold=True), "m", tmp_path / "last")
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "new"), ("old", "new")])
+@pytest.mark.parametrize("op", ["create", "delete"])
+def test_a_change_of_what_keeps_the_root_key_may_stop_anywhere(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, op: str, before: str | None, after: str
+) -> None:
+    """The store opens with what opened it before, or with what was to open it, for reading and writing."""
+    monkeypatch.setattr(keyfile, "_MEMORY_KIB", 64)
+    for call in range(1, 20):
+        site = new_site(tmp_path / f"home-{call}", seed=call, passphrase=before)
+        commit_tree(site.registry(), folder)
+        registry = site.registry(FaultyBackend(site.backend, [Crash(op=op, call=call, effect=Effect.COMPLETE)]))
+        stopped = True
+        with suppress(Stopped):
+            rotate_root(registry, after)
+            stopped = False
+        try:
+            again = replace(site, source=KeySource(passphrase=after)).registry(cold=True)
+            check_root(again.opened, again.state)
+        except (WrongKey, NotAllowed):
+            again = site.registry(cold=True)
+        rotate_root(again, after)
+        checkout_to(again, "m", tmp_path / f"out-{call}")
+        assert verify(again, full=True).ok
+        assert len([name for name in site.names() if name.startswith("keys/root/")]) == 1
+        if not stopped:
+            return
+    raise AssertionError("it never went through")

@@ -215,9 +215,13 @@ def approve(file: str, yes: bool) -> None:
         registry.refresh()
         made = read_any_plan(file)
         check_store(registry, made.store)
+        digest = plan_hash(made)
+        name = f"plan {digest.hex()[:12]}"
         if not yes:
             show_any(registry, made)
-            raise UsageError("this consents to a deletion; nothing was changed", hint="repeat the command with --yes")
-        digest = plan_hash(made)
+            raise UsageError(
+                f"this consents to {name}; nothing was changed",
+                hint="repeat the command with --yes, and compare what it says it approved",
+            )
         consent(registry, digest)
-    emit(f"approved plan {digest.hex()[:12]}")
+    emit(f"approved {name}")

@@ -173,7 +173,8 @@ def test_a_second_owner_is_asked_for(models: Shell) -> None:
     models("delete", "plan", "a", "-o", "plan.json")
     told = models("delete", "apply", "plan.json", "--yes", code=3)
     assert "cairn delete approve" in told
-    assert "this consents to a deletion" in models("delete", "approve", "plan.json", code=2)
+    shown = models("delete", "approve", "plan.json", code=2)
+    assert "this consents to plan " in shown
     models("delete", "approve", "plan.json", "--yes")
     assert "asks for a second owner" in models("delete", "apply", "plan.json", "--yes", code=3)
     assert "no plan" in models("delete", "approve", __file__, "--yes", code=3)

@@ -89,8 +89,7 @@ def save(folder: str, layout_text: str, size: str) -> dict[str, Any]:
         small = inline_slots(plan, leaves)
         found = found_of(plan, small, len(leaves))
         with meter.part("fragment"):
-            shares = [Share(contribution_of(leaf, one), b"", ()) for leaf, one in zip(leaves, found, strict=True)]
-            stored = maker.make(0, shares)
+            stored = maker.make(0, Share(contribution_of(leaves, found), b"", []))
     meter.counts |= {"tensors": len(leaves), "pieces": sum(len(slot.cuts) for slot in plan.slots)}
     meter.counts["fragment without index: bytes"] = len(stored)
     return meter.result()
@@ -114,10 +113,10 @@ def merge(folder: str, layout_text: str, size: str) -> dict[str, Any]:
         chunks = session.save()
         gathering = Gathering(registry, session, chunks)
         for rank in range(layout.ranks):
-            shares = made.of(rank)
-            stored = maker.make(rank, shares)
+            share = made.of(rank)
+            stored = maker.make(rank, share)
             lengths.append(len(stored))
-            pieces += sum(len(share.lengths) for share in shares)
+            pieces += len(share.lengths)
             with meter.part("take fragments"):
                 gathering.add(open_fragment(opened, key, stored, rank), own=False)
         with meter.part("merge, pages"):

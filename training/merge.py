@@ -36,6 +36,8 @@ from cairn.training.merge_pieces import (
 )
 
 Settle = Callable[[TensorEntry], TensorEntry]
+# Boxes, digests and ranks.
+Seen = tuple[Rows, Digests, Rows]
 _decoder = msgspec.msgpack.Decoder(tuple[Declared, ...])
 
 
@@ -74,6 +76,12 @@ class _Pieces:
     tiles: Held
     regions: Held
     shards: Held
+
+    def is_grid(self, count: int) -> bool:
+        """Whether they are the tiles of a grid of so many, all of them."""
+        if len(self.regions) or len(self.shards) or not len(self.tiles) == count > 0:
+            return False
+        return bool(self.tiles.places[0, 0] == 0 and self.tiles.places[-1, 0] == count - 1)
 
     def ranks(self) -> list[int]:
         return sorted({*self.tiles.ranks.tolist(), *self.regions.ranks.tolist(), *self.shards.ranks.tolist()})
@@ -237,18 +245,20 @@ class Merger:
             self._differ(tensor, held.differing)
         return found
 
-    def _check_seen(self, tensor: _Tensor, held: _Pieces, boxes: Rows, writer: ChunkWriter) -> None:
-        """Compare what others have seen of a tensor with what is held of it, whose boxes are those of its pieces."""
-        found: list[tuple[Rows, Digests, Rows]] = []
+    def _seen(self, tensor: _Tensor) -> list[Seen]:
+        """What others than its owners have seen of a tensor, by box."""
+        found = []
         if self._columns.seen_tiles.holds(tensor.number):
             numbers, digests, ranks = self._columns.seen_tiles.seen(tensor.number)
             found.append((self._tile_rows(tensor, numbers, ranks), digests, ranks))
         if self._columns.seen_regions.holds(tensor.number):
             found.append(self._columns.seen_regions.seen(tensor.number))
-        if not found:
-            return
+        return found
+
+    def _check_seen(self, tensor: _Tensor, held: _Pieces, boxes: Rows, seen: list[Seen], writer: ChunkWriter) -> None:
+        """Compare what was seen of a tensor with what is held of it, whose boxes are those of its pieces."""
         carried = b"".join(writer.digest(ContentType.CHUNK, data) for data in held.shards.contents)
-        places, digests, ranks = (np.concatenate(column) for column in zip(*found, strict=True))
+        places, digests, ranks = (np.concatenate(column) for column in zip(*seen, strict=True))
         digests = np.concatenate([held.tiles.contents, held.regions.contents, digests_of(carried), digests])
         ranks = np.concatenate([held.tiles.ranks, held.regions.ranks, held.shards.ranks, ranks])
         _, first = firsts(np.concatenate([boxes, places]))
@@ -267,16 +277,19 @@ class Merger:
         return tile_rows(layout, numbers[:, 0])
 
     def _entry(self, tensor: _Tensor, writer: ChunkWriter) -> TensorEntry | None:
-        first, held = tensor.first, self._pieces(tensor)
+        first, held, seen = tensor.first, self._pieces(tensor), self._seen(tensor)
         tiles, regions, shards = held.tiles, held.regions, held.shards
+        count = cached_grid(first.dtype, first.shape).tile_count
+        if not seen and first.tied_to is None and held.is_grid(count):
+            return TensorEntry(first.key, first.dtype, first.shape, tiles=tiles.contents.tobytes())
         boxes = np.concatenate([self._tile_rows(tensor, tiles.places, tiles.ranks), regions.places, shards.places])
-        self._check_seen(tensor, held, boxes, writer)
+        if seen:
+            self._check_seen(tensor, held, boxes, seen, writer)
         if first.tied_to is not None:
             return None
-        count = cached_grid(first.dtype, first.shape).tile_count
         if not (len(boxes) or count):
             return TensorEntry(first.key, first.dtype, first.shape, inline=b"")
-        if len(tiles) == count == len(boxes):
+        if held.is_grid(count):
             return TensorEntry(first.key, first.dtype, first.shape, tiles=tiles.contents.tobytes())
         fault = uncovered_rows(first.shape, boxes)
         if fault:

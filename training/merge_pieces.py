@@ -21,26 +21,12 @@ _NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """All pieces of one kind of one tensor, as they came in.
-
-    Args:
-        places: of each a row of numbers: of a tile its number, of a box its offsets and lengths.
-        begins: of each where its content begins among all contents.
-        ranks: of each.
-    """
-
-    places: Rows
-    begins: Rows
-    ranks: Rows
-
-
-@dataclass(frozen=True, slots=True)
 class Held:
     """Distinct pieces of one kind of one tensor, ascending.
 
     Args:
-        places, ranks: as in `Taken`.
+        places: of each a row of numbers: of a tile its number, of a box its offsets and lengths.
+        ranks: of each.
         contents: of each its digest or its bytes.
         doubled: how many more than one rank has stored, with equal bytes.
         differing: pairs of ranks that hold the same piece with different bytes.
@@ -57,14 +43,16 @@ class Held:
 
 
 class _Gathered:
-    """Pieces of one kind of all tensors and ranks: `add` all, `sort`, `take` of each tensor."""
+    """Pieces of one kind of all tensors and ranks: `add` all, `sort`, then ask for those of each tensor."""
 
     def __init__(self) -> None:
-        self.contents: list[bytes] = []
         self._runs: list[Rows] = []
         self._places: list[bytes] = []
-        # Once sorted: of each run its columns, of each tensor its first run, and all places.
-        self._of, self._edges, self._numbers = _NONE, _NONE, _NONE
+        self._contents: list[bytes] = []
+        # Once sorted, of each tensor: where its runs, its pieces and the numbers of their places begin.
+        self._edges: list[int] = []
+        self._first: list[int] = []
+        self._at: list[int] = []
 
     def add(self, column: Column, tensors: Rows, words: Rows, rank: int) -> None:
         """Take up a rank's.
@@ -85,45 +73,39 @@ class _Gathered:
         widths = words[numbers]
         if (counts * widths).sum() * 8 != len(column.places) or sizes.sum() != len(column.contents):
             raise _broken(rank)
-        self._runs.append(np.stack([tensors[numbers], counts, widths, sizes, np.full(len(runs), rank)], axis=1))
+        self._runs.append(np.stack([tensors[numbers], counts, counts * widths, sizes, np.full(len(runs), rank)]))
         self._places.append(column.places)
-        self.contents.append(column.contents)
+        self._contents.append(column.contents)
 
     def sort(self, tensors: int) -> None:
-        """Bring the runs of each of so many tensors together."""
-        runs = np.concatenate(self._runs) if self._runs else np.zeros((0, 5), np.int64)
-        numbers, counts, widths, sizes, ranks = runs.T
+        """Bring the pieces of each of so many tensors together, as they came in.
+
+        Raises:
+            IntegrityError: the parts of a column do not fit together.
+        """
+        runs = np.concatenate(self._runs, axis=1) if self._runs else np.zeros((5, 0), np.int64)
+        numbers, counts, words, sizes, ranks = runs
         order = np.argsort(numbers, kind="stable")
-        columns = (counts, widths, _begins(counts * widths), sizes, _begins(sizes), ranks)
-        self._of = np.stack([column[order] for column in columns], axis=1)
-        self._edges = np.searchsorted(numbers[order], np.arange(tensors + 1))
-        self._numbers = np.frombuffer(b"".join(self._places), "<i8").astype(np.int64, copy=False)
+        of = runs[:, order]
+        # Runs of one tensor after the other: how many pieces, their bytes, where these begin, and whose they are.
+        self._counts, self._sizes, self._begins, self._owners = of[1], of[3], _begins(sizes)[order], of[4]
+        self._ranks = np.repeat(ranks[order], counts[order])
+        places = np.frombuffer(b"".join(self._places), "<i8").astype(np.int64, copy=False)
+        self._numbers = places[_each(_begins(words)[order], of[2])]
+        edges = np.searchsorted(of[0], np.arange(tensors + 1))
+        self._edges = edges.tolist()
+        self._first, self._at = _edges(of[1])[edges].tolist(), _edges(of[2])[edges].tolist()
         self._runs, self._places = [], []
 
     def holds(self, tensor: int) -> bool:
         """Whether there is any piece of a tensor."""
-        return bool(self._edges[tensor] < self._edges[tensor + 1])
+        return self._first[tensor] < self._first[tensor + 1]
 
-    def take(self, tensor: int, item_bytes: int = 0) -> Taken:
-        """The pieces of a tensor of which there are some.
-
-        Args:
-            item_bytes: of an element, if contents are the bytes of boxes; 0 if they are digests.
-
-        Raises:
-            IntegrityError: a rank's contents are of another length than its pieces.
-        """
-        of = self._of[self._edges[tensor] : self._edges[tensor + 1]]
-        counts, widths, first, sizes, begin, ranks = of.T
-        total, width = int(counts.sum()), int(widths[0])
-        at = _spread(first, counts, np.full(total, width))
-        places = self._numbers[at[:, None] + np.arange(width)]
-        axes = width // 2
-        lengths = places[:, axes:].prod(axis=1) * item_bytes if item_bytes else np.full(total, HASH_BYTES)
-        wrong = np.add.reduceat(lengths, _begins(counts)) != sizes
-        if wrong.any():
-            raise _broken(int(ranks[wrong.argmax()]))
-        return Taken(places, _spread(begin, counts, lengths), np.repeat(ranks, counts))
+    def _taken(self, tensor: int) -> tuple[Rows, Rows]:
+        """Places of a tensor's pieces, of which there are some, and their ranks."""
+        first, end = self._first[tensor], self._first[tensor + 1]
+        places = self._numbers[self._at[tensor] : self._at[tensor + 1]]
+        return places.reshape(end - first, len(places) // (end - first)), self._ranks[first:end]
 
 
 class Digested(_Gathered):
@@ -132,18 +114,25 @@ class Digested(_Gathered):
     def sort(self, tensors: int) -> None:
         """As of all."""
         super().sort(tensors)
-        self.contents = [b"".join(self.contents)]
+        wrong = self._sizes != self._counts * HASH_BYTES
+        if wrong.any():
+            raise _broken(int(self._owners[wrong.argmax()]))
+        digests = digests_of(b"".join(self._contents))
+        self._digests = digests[_each(self._begins // HASH_BYTES, self._counts)]
+        self._contents = []
 
     def seen(self, tensor: int) -> tuple[Rows, Digests, Rows]:
         """Places, digests and ranks, as they came in."""
-        taken = self.take(tensor)
-        return taken.places, digests_of(self.contents[0])[taken.begins // HASH_BYTES], taken.ranks
+        places, ranks = self._taken(tensor)
+        return places, self._digests[self._first[tensor] : self._first[tensor + 1]], ranks
 
     def held(self, tensor: int, width: int) -> Held:
         """Sorted, and each once: the first that came in."""
         if not self.holds(tensor):
             return Held(_NONE.reshape(0, width), _NONE, np.zeros((0, 4), np.uint64))
         places, digests, ranks = self.seen(tensor)
+        if len(ranks) == 1:
+            return Held(places, ranks, digests)
         order, first = firsts(places)
         kept = order[first[order] == order]
         if len(kept) == len(ranks):
@@ -157,29 +146,38 @@ class Carried(_Gathered):
     def sort(self, tensors: int) -> None:
         """As of all."""
         super().sort(tensors)
-        self._views = [memoryview(content) for content in self.contents]
-        self._starts = _begins(np.array([len(content) for content in self.contents], np.int64))
+        self._views = [memoryview(content) for content in self._contents]
+        self._starts = _begins(np.array([len(content) for content in self._contents], np.int64))
 
     def held(self, tensor: int, width: int, item_bytes: int) -> Held:
-        """Sorted, and each once: the first that came in. Contents are a list."""
+        """Sorted, and each once: the first that came in. Contents are a list.
+
+        Raises:
+            IntegrityError: a rank's contents are of another length than its boxes.
+        """
         if not self.holds(tensor):
             return Held(_NONE.reshape(0, width), _NONE, [])
-        taken = self.take(tensor, item_bytes)
-        places, ranks = taken.places, taken.ranks
+        places, ranks = self._taken(tensor)
         order, first = firsts(places)
         kept = order[first[order] == order]
-        contents = self._contents(taken, item_bytes)
+        contents = self._bytes(tensor, places[:, width // 2 :].prod(axis=1) * item_bytes)
         held = [contents[number] for number in kept.tolist()]
         if len(kept) == len(ranks):
             return Held(places[kept], ranks[kept], held)
         differ = np.array([contents[one] != contents[number] for number, one in enumerate(first.tolist())])
         return Held(places[kept], ranks[kept], held, *_compared(first, ranks, differ))
 
-    def _contents(self, taken: Taken, item_bytes: int) -> list[memoryview]:
-        whole = np.searchsorted(self._starts, taken.begins, side="right") - 1
-        begins = taken.begins - self._starts[whole]
-        ends = begins + taken.places[:, taken.places.shape[1] // 2 :].prod(axis=1) * item_bytes
-        columns = zip(whole.tolist(), begins.tolist(), ends.tolist(), strict=True)
+    def _bytes(self, tensor: int, lengths: Rows) -> list[memoryview]:
+        """The bytes of a tensor's pieces, whose lengths follow from their boxes."""
+        runs = slice(self._edges[tensor], self._edges[tensor + 1])
+        counts = self._counts[runs]
+        wrong = np.add.reduceat(lengths, _begins(counts)) != self._sizes[runs]
+        if wrong.any():
+            raise _broken(int(self._owners[runs][wrong.argmax()]))
+        begins = _spread(self._begins[runs], counts, lengths)
+        whole = np.searchsorted(self._starts, begins, side="right") - 1
+        begins -= self._starts[whole]
+        columns = zip(whole.tolist(), begins.tolist(), (begins + lengths).tolist(), strict=True)
         return [self._views[number][begin:end] for number, begin, end in columns]
 
 
@@ -246,6 +244,18 @@ def _begins(lengths: Rows) -> Rows:
     """Where each of some stretches, laid end to end, begins."""
     begins: Rows = np.cumsum(lengths) - lengths
     return begins
+
+
+def _edges(lengths: Rows) -> Rows:
+    """The same, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def _each(starts: Rows, counts: Rows) -> Rows:
+    """The numbers of all members of some stretches."""
+    numbers: Rows = np.repeat(starts - _begins(counts), counts)
+    numbers += np.arange(len(numbers))
+    return numbers
 
 
 def _spread(starts: Rows, counts: Rows, lengths: Rows) -> Rows:

@@ -40,17 +40,19 @@ for _outgoing in (export, gather, key, policy):
 def show(model: str | None, since: str | None, kinds: tuple[str, ...], log_key: Path | None, as_json: bool) -> None:
     """List who changed or read what, and when; of MODEL only, by its name or id."""
     from cairn.registry.auditlines import Trail, Wanted, facts_of
+    from cairn.registry.people import known_people
 
     log = open_log(log_key)
     with log.registry() as registry:
         wanted = Wanted(_model_id(registry, model) if model else None, kinds, _nanoseconds(since) if since else 0)
         keys = registry.model_keys if registry is not None else None
         trail = Trail(log.view, wanted, keys)
+        people = known_people(registry) if registry is not None else {}
     if as_json:
         emit_json([facts_of(line) for line in trail.lines])
         return
     for line in trail.lines:
-        _render_line(line, trail)
+        _render_line(line, trail, people)
 
 
 @command.command("verify")
@@ -232,8 +234,10 @@ def _render_audit(audit: "Audit") -> None:
         note("next: compare with a copy of the store; docs/operations.md, 'The log is not the one seen before'")
 
 
-def _render_line(line: "AuditLine", trail: "Trail") -> None:
+def _render_line(line: "AuditLine", trail: "Trail", people: dict[bytes, str]) -> None:
     who = short(line.actor) if line.actor else "?"
+    person = people.get(line.actor or b"")
+    who += f" ({safe(person)})" if person is not None else ""
     at = when(line.claimed_at) if line.claimed_at is not None else "?"
     model = safe(line.model_name) if line.model_name is not None else line.model.hex() if line.model else ""
     where = f"{model}@{safe(line.ref)}" if line.ref is not None else model

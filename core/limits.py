@@ -156,6 +156,12 @@ SESSION_SILENCE_SECONDS = 900.0
 # --- Deletion ---------------------------------------------------------------------------------
 # The longest time in which a deleted checkpoint is surely kept: 100 years, so that its end is a date.
 GRACE_SECONDS_MAX = 100 * 365 * 86_400
+# A name, an address and a department.
+PERSON_BYTES_MAX = 4 * KIB
+# A deleted model can be restored for a day unless somebody says otherwise: then its keys are destroyed for good.
+MODEL_GRACE_SECONDS = 86_400
+# A sentence and a reference; it stands in a log entry.
+HOLD_REASON_BYTES_MAX = 4 * KIB
 # Numbers that one checkpoint is told by, and the length of their names: a log entry holds them all.
 METRICS_MAX = 64
 METRIC_NAME_CHARS_MAX = 64
@@ -167,6 +173,8 @@ LINEAGE_PARENTS_MAX = 64
 LINEAGE_CHECKPOINTS_MAX = 10_000
 # A plan of retention lists some 200 bytes for each of a million checkpoints at most.
 PLAN_BYTES_MAX = 256 * MIB
+# Evidence of a receipt is log entries, each of which tells of thousands of deleted objects.
+RECEIPT_BYTES_MAX = 256 * MIB
 # A retention that finds its model changed by others between plan and entry so many times in a row gives up.
 PLAN_RACES_MAX = 8
 

@@ -128,12 +128,26 @@ def replace_file(path: Path, data: bytes) -> None:
         _sync_names(path.parent)
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file, if it is there, for good: its name does not come back after a power cut.
+
+    Raises:
+        StorageError: it cannot be removed.
+    """
+    with _failures(path):
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return
+        _sync_names(path.parent)
+
+
 @contextlib.contextmanager
 def _failures(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from None
+        raise StorageError(f"{path} cannot be written or removed: {error.strerror}") from None
 
 
 def _make_folder(folder: Path, mode: int = 0o700) -> None:

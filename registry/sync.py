@@ -12,7 +12,7 @@ from itertools import islice, takewhile
 import msgspec
 from msgspec.structs import replace
 
-from cairn.core.errors import ConflictError, NotAllowed, NotFoundError, RefMoved, RefusedError, UsageError
+from cairn.core.errors import ConflictError, GoneError, NotAllowed, NotFoundError, RefMoved, RefusedError, UsageError
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.progress import Progress, Silent
 from cairn.core.shown import Shown
@@ -22,6 +22,7 @@ from cairn.registry.fold import BRANCH
 from cairn.registry.forward import check_keeps_history, check_moves_forward, is_ancestor
 from cairn.registry.fullness import telling_usage
 from cairn.registry.gone import check_may_return
+from cairn.registry.gonemodels import gone_model_error
 from cairn.registry.modelkeys import check_complete
 from cairn.registry.models import delete_ref, model_name, move_ref, ref_kind, ref_value, walk_history
 from cairn.registry.names import LATEST, MAIN, check_ref_name, model_tag
@@ -98,6 +99,7 @@ def send(
         NotAllowed: the stores belong to different tenants.
         RefMoved: the target's ref has something that the source does not know; nothing was changed.
         ConflictError: the target has another model of this name.
+        GoneError: it was deleted there.
         GoneError: the checkpoint was deleted in the target, and can be restored there.
         IntegrityError: the source lacks something, or holds it damaged.
         StorageFull: the target has no room; what was sent is kept for the next try.
@@ -122,7 +124,7 @@ def _send(source: Registry, target: Registry, selector: str, options: SendOption
             return _reseal(source, target, manifest, name, options, progress)
     bring_model(source, target, model)
     check_may_return(target, model, checkpoint)
-    known = target.state.models[model]
+    known = target.state.live_model(model)
     behind: Iterator[CheckpointId] = (line.id for line in islice(walk_history(source, model, checkpoint), 1, None))
     if not options.history:
         behind = takewhile(lambda one: one not in known.checkpoints, behind)
@@ -198,7 +200,7 @@ class _Way:
         Raises:
             RefusedError: all is wanted of what the source has in part; nothing was changed.
         """
-        here, there = (one.state.models[self.model].checkpoints for one in (self.source, self.target))
+        here, there = (one.state.live_model(self.model).checkpoints for one in (self.source, self.target))
         if self.options.selection.whole and any(here[one].partial for one in chain):
             raise RefusedError(
                 f"{self.source.opened.backend.url} has some of these checkpoints in part only",
@@ -207,7 +209,7 @@ class _Way:
         held = max((at for at, one in enumerate(chain) if one in there), default=-1)
         aside, sent = f"history-of-{chain[-1].hex()}", []
         for at, one in enumerate(chain[:-1]):
-            if one in self.target.state.models[self.model].checkpoints:
+            if one in self.target.state.live_model(self.model).checkpoints:
                 sent.append(self.bring(one, (aside, BRANCH), stays=True))
             elif at > held and ref[1] == BRANCH:
                 sent.append(self.bring(one, ref))
@@ -220,12 +222,12 @@ class _Way:
 
     def count_lacking(self, checkpoints: Iterable[CheckpointId]) -> int:
         """How many of them the target does not have."""
-        known = self.target.state.models[self.model].checkpoints
+        known = self.target.state.live_model(self.model).checkpoints
         return sum(one not in known for one in checkpoints)
 
     def unknown_behind(self, before: CheckpointId | None, sent: Iterable[Sent]) -> CheckpointId | None:
         """What was brought has been put on top of, and the source does not know."""
-        here, there = (one.state.models[self.model].checkpoints for one in (self.source, self.target))
+        here, there = (one.state.live_model(self.model).checkpoints for one in (self.source, self.target))
         behind = [before, *(there[one.checkpoint].parent for one in sent if one.created)]
         unknown = [one for one in behind if one is not None and one not in here]
         return CheckpointId(unknown[-1]) if unknown else None
@@ -275,10 +277,15 @@ def bring_model(source: Registry, target: Registry, model: ModelId) -> None:
 
     Raises:
         ConflictError: the target has another model of this name.
+        GoneError: it was deleted there.
     """
     if model in target.state.models:
         adopt_keys(target, source.model_keys(model))
         return
+    deleted = target.state.deleted.get(model)
+    if deleted is not None:
+        error = gone_model_error(target, model_name(source, model), deleted)
+        raise GoneError(f"in {target.opened.backend.url}, {error.message}", hint=error.hint)
     name = model_name(source, model)
     if target.state.model_by_tag(model_tag(target.opened.secrets.k_log, name)):
         raise ConflictError(

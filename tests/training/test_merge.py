@@ -20,7 +20,7 @@ from cairn.registry.envelope import Stages
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.written import WriteCounts
 from cairn.training.fragment import Column, Contribution, Declared, Fragment
-from cairn.training.merge import Merger
+from cairn.training.merge import Merged, Merger
 from cairn.training.ownership import deal
 from cairn.training.placements import Split, local_parts, replica_of
 from tests.training.merges import Joined, Share, digest, join
@@ -54,13 +54,18 @@ def fragment(rank: int, declared: Sequence[Declared], shares: Sequence[Share]) -
     return Fragment(rank, 1, bytes(16), 0, 0, tensors, (), b"", (), WriteCounts(), Stages())
 
 
+def finish(merger: Merger) -> Merged:
+    """All that was added, joined."""
+    return merger.finish(Chunks(), lambda entry: entry)  # type: ignore[arg-type]  # joining asks for no more
+
+
 def merged(ranks: Sequence[Rank]) -> Joined:
     """What the product makes of it."""
     merger = Merger()
     for one in ranks:
         merger.add(fragment(*one))
     try:
-        found = merger.finish(Chunks(), lambda entry: entry)  # type: ignore[arg-type]
+        found = finish(merger)
     except StateMismatch as error:
         faults = error.message.removeprefix("the ranks' states do not fit together: ").split("; ")
         return Joined(faults={re.sub(r"(parts at).*overlap.*", r"\1", fault) for fault in faults})
@@ -163,7 +168,7 @@ def test_a_column_whose_parts_do_not_fit_is_refused_with_its_rank(column: Column
     tensors = Contribution(good.tensors.declared, shards=column)
     with pytest.raises(IntegrityError, match="fragment of rank 7"):
         merger.add(Fragment(7, 1, bytes(16), 0, 0, tensors, (), b"", (), WriteCounts(), Stages()))
-        merger.finish(Chunks(), lambda entry: entry)  # type: ignore[arg-type]
+        finish(merger)
 
 
 def test_a_tile_that_no_grid_has_is_refused_with_its_rank() -> None:

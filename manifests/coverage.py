@@ -5,6 +5,7 @@ commands need.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,31 @@ def meeting(rows: Rows, boxes: Sequence[Box]) -> list[int]:
         low = np.array(box.offsets, dtype=np.int64)
         met |= ((starts < low + np.array(box.lengths, dtype=np.int64)) & (ends > low)).all(axis=1)
     return np.flatnonzero(met).tolist()
+
+
+# Layers are cut alike: a model of a hundred layers asks the same few dozen questions again and again.
+_alike = lru_cache(maxsize=64)
+
+
+@_alike
+def meeting_bounds(axes: int, bounds: tuple[Bounds, ...], boxes: tuple[Box, ...]) -> Sequence[int]:
+    """Numbers of the parts that share an element with some of the boxes.
+
+    Raises:
+        ValueError: parts that no tensor of so many axes has.
+    """
+    rows = rows_of_bounds(axes, bounds)
+    if (rows < 0).any():
+        raise ValueError("a part's offsets or lengths are negative")
+    return meeting(rows, boxes)
+
+
+@_alike
+def meeting_cover(axes: int, bounds: tuple[Bounds, ...], boxes: tuple[Box, ...]) -> tuple[Sequence[int], str]:
+    """The same, of parts that should cover each of the boxes; and what is wrong with them, if anything is."""
+    rows = rows_of_bounds(axes, bounds)
+    numbers = meeting(rows, boxes)
+    return numbers, next(filter(None, (uncovered_within(box, rows[numbers]) for box in boxes)), "")
 
 
 def _overlap(starts: Rows, ends: Rows) -> tuple[int, int] | None:

@@ -16,7 +16,6 @@ from cairn.manifests.schema import DigestPage, Page, Region, TensorEntry
 from cairn.manifests.tiling import TILE_BYTES_MAX, Box
 
 if TYPE_CHECKING:
-    from cairn.manifests.coverage import Rows
     from cairn.registry.checkpoint import CheckpointManifest
 
 Pages = Mapping[Digest, Page]
@@ -34,10 +33,7 @@ def pages_within(manifest: "CheckpointManifest", entry: TensorEntry, boxes: Sequ
         pages = manifest.split(entry.tile_pages)
         return [pages[number] for number in sorted({n // entry.tiles_per_page for n in _tiles(entry, boxes)})]
     if entry.region_pages is not None and entry.region_bounds:
-        from cairn.manifests.coverage import meeting
-
-        pages = manifest.split(entry.region_pages)
-        return [pages[number] for number in meeting(_bounds(manifest, entry, len(pages)), boxes)]
+        return _region_pages_within(manifest, entry, boxes, manifest.split(entry.region_pages))
     return manifest.split(entry.tile_pages) + manifest.split(entry.region_pages)
 
 
@@ -98,25 +94,24 @@ def _tiles_within(
     return found
 
 
-def _bounds(manifest: "CheckpointManifest", entry: TensorEntry, count: int) -> "Rows":
-    """The boxes around the regions of each of an entry's pages."""
-    from cairn.manifests.coverage import rows_of_bounds
+def _region_pages_within(
+    manifest: "CheckpointManifest", entry: TensorEntry, boxes: Sequence[Box], pages: list[Digest]
+) -> list[Digest]:
+    """Those of an entry's region pages whose bounds meet some boxes."""
+    from cairn.manifests.coverage import meeting_bounds
 
-    if len(entry.region_bounds) != count:
+    if len(entry.region_bounds) != len(pages):
         raise IntegrityError(f"tensor {entry.key} of {manifest.what} has bounds of other pages than it has")
     try:
-        rows = rows_of_bounds(len(entry.shape), entry.region_bounds)
+        return [pages[number] for number in meeting_bounds(len(entry.shape), entry.region_bounds, tuple(boxes))]
     except ValueError as error:
-        raise IntegrityError(f"tensor {entry.key} of {manifest.what} has impossible bounds of pages: {error}") from None
-    if (rows < 0).any():
-        raise IntegrityError(f"tensor {entry.key} of {manifest.what} has impossible bounds of pages: one is negative")
-    return rows
+        raise IntegrityError(f"the bounds of tensor {entry.key} of {manifest.what} are none: {error}") from None
 
 
 def _regions_within(
     manifest: "CheckpointManifest", entry: TensorEntry, boxes: Sequence[Box], pages: Pages
 ) -> Sequence[Region]:
-    from cairn.manifests.coverage import meeting, rows_of, uncovered_within
+    from cairn.manifests.coverage import meeting, meeting_cover, rows_of
 
     if entry.region_pages is None or not entry.region_bounds:
         whole = manifest.regions(entry, pages)
@@ -126,10 +121,9 @@ def _regions_within(
     regions = manifest.page_regions(digests or pages_within(manifest, entry, boxes), pages)
     met: list[Region] = []
     try:
-        rows = rows_of(len(entry.shape), regions)
-        numbers = meeting(rows, boxes)
-        met, rows = [regions[number] for number in numbers], rows[numbers]
-        fault = next(filter(None, (uncovered_within(box, rows) for box in boxes)), "")
+        bounds = tuple((region.offsets, region.lengths) for region in regions)
+        numbers, fault = meeting_cover(len(entry.shape), bounds, tuple(boxes))
+        met = [regions[number] for number in numbers]
     except ValueError as error:
         fault = str(error)
     if not fault and any(len(region.digest) != HASH_BYTES for region in met):

@@ -42,8 +42,8 @@ from cairn.training.windows import Windows
 
 # A worker holds the ranges of one batch and the plaintext of one chunk.
 _WORKER_BYTES = 2 * READ_BYTES_TARGET
-# Of 64 regions each, and so of some 20 kB of objects.
-_PAGES_AT_ONCE = 512
+# Of 64 regions each, and so of some 20 kB of objects: 5 MB.
+_PAGES_AT_ONCE = 256
 
 
 class LoadReport(Shown, frozen=True):
@@ -335,7 +335,7 @@ def stored_tensor(
 
 
 def _with_pages(manifest: CheckpointManifest, reads: Sequence[Read]) -> Iterator[tuple[Read, Sequence[Box], Pages]]:
-    """Each read with the boxes that it wants and the pages that tell where they are, some thousand pages at a time."""
+    """Each read with the boxes that it wants and the pages that tell where they are, some hundred pages at a time."""
     waiting: list[tuple[Read, Sequence[Box]]] = []
     needed: list[Digest] = []
     for number, read in enumerate(reads, 1):

@@ -245,11 +245,16 @@ def _render_line(line: "AuditLine", trail: "Trail", people: dict[bytes, str]) ->
     settings = " ".join(f"{name}={value}" for name, value in line.facts.get("settings", {}).items())
     step = f"step {line.step}" if line.step is not None else ""
     void = f"[no effect: {safe(line.void)}]" if line.void else ""
-    said = safe(settings or _right(line.facts) or line.message or "")
+    said = safe(settings or _signed(line.facts) or _right(line.facts) or line.message or "")
     emit("  ".join(filter(None, (str(line.n), at, who, line.type, where, moved, step, said, void))))
     for read in line.reads:
         whose = safe(trail.name_of(read.model) or read.model.hex())
         emit(f"    {when(read.at)}  {short(read.actor)}  read  {whose}@{short(read.checkpoint)}")
+
+
+def _signed(facts: dict[str, Any]) -> str:
+    """What a statement is about, and by whom it is said to be."""
+    return f"{facts['checkpoint'][:12]} signed by {facts['signer'][:12]}" if "signer" in facts else ""
 
 
 def _right(facts: dict[str, Any]) -> str:

@@ -30,6 +30,16 @@ HEAD_NOTE_BYTES_MAX = 64 * KIB
 # Reads that one entry tells of: about 300 bytes each, so that an entry stays below 1 MiB.
 READS_PER_ENTRY = 2048
 
+# A signed statement about a checkpoint, sealed: its JSON has 2 to 8 KB, and one that names a thousand parts still fits.
+ATTESTATION_BYTES_MAX = 64 * KIB
+# Names of one kind that a statement repeats, and their length: a run's data sets and library versions.
+ATTESTED_NAMES_MAX = 32
+ATTESTED_NAME_CHARS_MAX = 120
+# Signatures of one envelope: those of a release's few signers.
+SIGNATURES_MAX = 64
+# Statements about one checkpoint that one member may add: signers times refs, of which a release has a few.
+ATTESTATIONS_PER_ACTOR_MAX = 64
+
 # Entries of one bundle: 256 of some kilobytes are one read that costs little more than its request.
 BUNDLE_ENTRIES = 256
 # A range of longer entries has no bundle: from 64 KiB an entry on, reading them together gains little.
@@ -91,6 +101,8 @@ PAGE_READS_AT_ONCE = 16
 VALUE_INLINE_BYTES_MAX = 16 * KIB
 # Lists in lists in lists: deeper than any state that means it, shallow enough for every reader's stack.
 VALUE_DEPTH_MAX = 100
+# A value that `diff` decodes to compare it item by item: decoded it takes some ten times as much.
+COMPARED_VALUE_BYTES_MAX = 4 * MIB
 # What Python turns into digits and back without being told to (its own guard against quadratic time).
 VALUE_DIGITS_MAX = 4300
 # Objects read as a whole (bodies, roots, index pieces, reachability lists): 1 GiB names 20 million chunks.

@@ -1,8 +1,7 @@
 """Log entries: what they say, how they are signed and sealed.
 
 Stored bytes = sealed object (kind LOG_ENTRY, class key K_log) of canonical [entry bytes, signature]. The
-signature (Ed25519) covers a label and the entry bytes. Payload types are listed in `PAYLOADS`; a correctly signed
-entry of another type means a newer format: the store is read-only from there.
+signature (Ed25519) covers a label and the entry bytes. A type that is not in `PAYLOADS` makes the store read-only.
 """
 
 import msgspec
@@ -11,6 +10,7 @@ from cairn.core.canonical import decode
 from cairn.core.clock import Entropy
 from cairn.core.errors import IntegrityError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, SessionId, StoreId, object_name
+from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Policy, Reads
 from cairn.registry.entries_deletion import (
     Approve,
@@ -275,7 +275,7 @@ class Abort(msgspec.Struct, frozen=True):
 
 
 Payload = (
-    Init | ModelCreate | RunOpen | Commit | Supply | RefMove | RefDelete | Condemn | Floor | Swept | Uncondemn
+    Init | ModelCreate | RunOpen | Commit | Supply | RefMove | RefDelete | Condemn | Floor | Swept | Uncondemn | Attest
     | MergeIndex | Tombstone | Restore | Drop | Verified | Quarantine | Policy | Reads | Abort | MemberSet | GrantSet
     | KeyRotate | RootRotate | ModelDelete | ModelRestore | Shred | Destroyed | Confirm | HoldSet | HoldLift | Approve
     | PersonSet
@@ -314,6 +314,7 @@ PAYLOADS: dict[str, type[Payload]] = {
     "hold.lift": HoldLift,
     "approve": Approve,
     "person": PersonSet,
+    "attest": Attest,
 }
 TYPES = {kind: name for name, kind in PAYLOADS.items()}
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
+from cairn.registry import fold_attest, fold_policy
 from cairn.registry import fold_collection as collection
 from cairn.registry import fold_deletion as deletion
-from cairn.registry import fold_policy
 from cairn.registry import fold_rights as rights
 from cairn.registry.entries import (
     Abort,
@@ -37,6 +37,7 @@ from cairn.registry.entries import (
     Uncondemn,
     Verified,
 )
+from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Policy, Reads
 from cairn.registry.entries_deletion import (
     Approve,
@@ -269,6 +270,7 @@ _RULES: dict[type[Payload], Callable[[State, Entry, Any], _REASON]] = {
     HoldLift: deletion.hold_lift,
     Approve: deletion.approve,
     PersonSet: rights.person_set,
+    Attest: fold_attest.attest,
 }
 
 

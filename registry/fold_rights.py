@@ -1,7 +1,7 @@
 """Who may write what, and what entries about rights and keys do to the state.
 
 1. Owners may write everything, and nobody else may write an entry about rights or keys.
-2. A writer may commit, supply, open runs, and move and delete refs, in models that were granted for writing.
+2. A writer may commit, supply, open runs, move and delete refs, and attest, in models that were granted for writing.
 3. A collector may condemn, raise the floor, sweep, merge indexes, note what was verified and read, drop what is due.
 4. Readers, auditors and former members may write nothing.
 5. A commit seals its roots to the newest keys of its model, unless it is carried over from another store.
@@ -31,6 +31,7 @@ from cairn.registry.entries import (
     Uncondemn,
     Verified,
 )
+from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Reads
 from cairn.registry.entries_deletion import Drop
 from cairn.registry.entries_rights import Given, GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
@@ -40,7 +41,7 @@ from cairn.registry.state import Model, Person, State
 NO_RIGHT = "its actor has no right to write"
 _HASH_BYTES = 32
 _REASON = str | None
-_WRITES = (Commit, Supply, RunOpen, RefMove, RefDelete)
+_WRITES = (Commit, Supply, RunOpen, RefMove, RefDelete, Attest)
 _COLLECTS = (Condemn, Floor, Swept, Uncondemn, MergeIndex, Verified, Reads, Drop)
 
 

@@ -9,7 +9,7 @@ from cairn.registry.models import find_model, history, ref_value
 from cairn.registry.names import MAIN
 from cairn.registry.registry import Registry
 
-_STEP = "step:"
+STEP = "step:"
 # A step is below 2^63.
 _DIGITS_MAX = 19
 
@@ -53,7 +53,7 @@ def resolve(registry: Registry, text: str) -> tuple[ModelId, CheckpointId]:
                 hint="'cairn verify' names the damaged entry; checkpoints before and after it can be read by id",
             )
         return model, tip
-    if revision.startswith(_STEP):
+    if revision.startswith(STEP):
         return model, _by_step(registry, model, revision)
     return model, _by_prefix(registry, model, selector)
 
@@ -92,7 +92,7 @@ def resolve_deleted(registry: Registry, text: str) -> tuple[ModelId, CheckpointI
 
 
 def _by_step(registry: Registry, model: ModelId, revision: str) -> CheckpointId:
-    digits = revision.removeprefix(_STEP)
+    digits = revision.removeprefix(STEP)
     if not digits.isascii() or not digits.isdigit() or len(digits) > _DIGITS_MAX:
         raise UsageError(f"{revision[:80]!r} does not name a step", hint="write step: and a whole number")
     step, tip = int(digits), ref_value(registry, model, MAIN)

@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Collection
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,6 +31,26 @@ class Ref(msgspec.Struct, frozen=True):
     checkpoint: bytes
 
 
+class Attestation(NamedTuple):
+    """Where a signed statement about a checkpoint stands.
+
+    Args:
+        n, actor: the `attest` entry and who wrote it.
+        signer: who is said to have signed it, `tag` of the ref that it names, or empty, and `signed_at`, when (µs).
+    """
+
+    n: int
+    actor: bytes
+    signer: bytes
+    tag: bytes
+    signed_at: int
+
+    @property
+    def place(self) -> tuple[bytes, bytes, bytes]:
+        """What two of which one takes the other's place have in common."""
+        return self.actor, self.signer, self.tag
+
+
 class Checkpoint(msgspec.Struct, frozen=True):
     """A committed checkpoint.
 
@@ -37,6 +58,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
         parent: what its ref pointed to before.
         quarantined: collection goes on without its reachability list, which is damaged.
         verified: how thoroughly it was found whole, if it was; `verified_at`, when, by that machine's clock (ns).
+        attestations: signed statements about it.
     """
 
     n: int
@@ -53,6 +75,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     quarantined: bool = False
     verified: str = ""
     verified_at: int = 0
+    attestations: tuple[Attestation, ...] = ()
 
 
 class Gone(msgspec.Struct, frozen=True):

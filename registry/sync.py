@@ -16,6 +16,7 @@ from cairn.core.errors import ConflictError, GoneError, NotAllowed, NotFoundErro
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.progress import Progress, Silent
 from cairn.core.shown import Shown
+from cairn.registry.attestations import carry
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.delivery import Delivery, Selection
 from cairn.registry.fold import BRANCH
@@ -29,9 +30,11 @@ from cairn.registry.names import LATEST, MAIN, check_ref_name, model_tag
 from cairn.registry.newmodels import add_model
 from cairn.registry.pins import pinned
 from cairn.registry.registry import Registry
+from cairn.registry.requirement import Vouched, check_linked, check_signed
 from cairn.registry.reseal import reseal
 from cairn.registry.rotation import adopt_keys
 from cairn.registry.selectors import parse_selector, resolve
+from cairn.registry.trust import Trust
 from cairn.store.written import WriteCounts
 
 # A commit that the rule refuses (a collector was at work) is tried again with what is missing by then.
@@ -50,6 +53,7 @@ class SendOptions(msgspec.Struct, frozen=True):
         rebase: append to the target's branch even if it holds something that the source does not know.
         repair: read all of it in the target, and send again what cannot be read there.
         history: bring the checkpoints behind it too, oldest first.
+        trust: nothing is changed unless one of these signers says that the selector means the checkpoint.
     """
 
     to: str = ""
@@ -58,6 +62,7 @@ class SendOptions(msgspec.Struct, frozen=True):
     repair: bool = False
     reseal: bool = False
     history: bool = False
+    trust: Trust | None = None
 
 
 class Sent(Shown, frozen=True):
@@ -73,6 +78,7 @@ class Sent(Shown, frozen=True):
         ahead: the ref was beyond the checkpoint, and stays; only what is behind it was wanted.
         older_brought: checkpoints behind it that the target had not.
         older_left: those that it still has not, down to the nearest one that it has.
+        signatures: signed statements that came along; `vouched`, who vouches for it, if that was asked for.
     """
 
     model: ModelId
@@ -88,6 +94,8 @@ class Sent(Shown, frozen=True):
     ahead: bool = False
     older_brought: int = 0
     older_left: int = 0
+    signatures: int = 0
+    vouched: Vouched | None = None
 
 
 def send(
@@ -103,6 +111,7 @@ def send(
         GoneError: the checkpoint was deleted in the target, and can be restored there.
         IntegrityError: the source lacks something, or holds it damaged.
         StorageFull: the target has no room; what was sent is kept for the next try.
+        RefusedError: nobody of `options.trust` vouches for it; nothing was changed.
     """
     with telling_usage(target):
         return _send(source, target, selector, options, progress)
@@ -115,13 +124,18 @@ def _send(source: Registry, target: Registry, selector: str, options: SendOption
     target.refresh()
     model, checkpoint = resolve(source, selector)
     name, kind = _ref_to_move(source, model, selector, options.to)
+    vouched = None
+    if options.trust is not None:
+        vouched = check_signed(source, model, checkpoint, selector, options.trust, target)
+        if options.history:
+            check_linked(source, model, _down_to_lacking(source, target, model, checkpoint))
     target.check_writable()
     if options.reseal:
         if kind != BRANCH:
             raise UsageError(f"{name!r} is a tag", hint="name the branch that is to get it with --to")
         with pinned(source, model, checkpoint):
             manifest = CheckpointManifest(source, model, checkpoint)
-            return _reseal(source, target, manifest, name, options, progress)
+            return replace(_reseal(source, target, manifest, name, options, progress), vouched=vouched)
     bring_model(source, target, model)
     check_may_return(target, model, checkpoint)
     known = target.state.live_model(model)
@@ -139,6 +153,7 @@ def _send(source: Registry, target: Registry, selector: str, options: SendOption
     sent = way.bring(checkpoint, (name, kind), stays=ahead)
     for one in earlier:
         sent.counts.add(one.counts)
+    signatures = sum(carry(source, target, model, one.checkpoint) for one in [*earlier, sent])
     left = way.count_lacking(older)
     return replace(
         sent,
@@ -148,6 +163,8 @@ def _send(source: Registry, target: Registry, selector: str, options: SendOption
         ahead=ahead,
         older_brought=lacking - left,
         older_left=left,
+        signatures=signatures,
+        vouched=vouched,
     )
 
 
@@ -240,6 +257,17 @@ class _Way:
         if ref_value(self.target, self.model, branch) is not None:
             with suppress(NotFoundError, RefMoved):  # another run brings the same, and was first
                 delete_ref(self.target, self.model, branch, BRANCH)
+
+
+def _down_to_lacking(
+    source: Registry, target: Registry, model: ModelId, checkpoint: CheckpointId
+) -> list[CheckpointId]:
+    """A history, newest first, down to the last that the target does not have."""
+    chain = [line.id for line in walk_history(source, model, checkpoint)]
+    held = target.state.models.get(model)
+    while held is not None and chain and chain[-1] in held.checkpoints:
+        chain.pop()
+    return chain
 
 
 def _reseal(

@@ -22,6 +22,7 @@ from cairn.gc.operator import uncondemn_all
 from cairn.gc.repair import Repair
 from cairn.gc.shred import shred_due
 from cairn.registry import stores
+from cairn.registry.attestations import attestations, sign
 from cairn.registry.deletion import restore, tombstone
 from cairn.registry.delivery import Selection
 from cairn.registry.entries_deletion import Drop, Tombstone
@@ -42,6 +43,7 @@ from cairn.workspace.clone import clone
 from tests.faults.saves import load_and_save, saved
 from tests.faults.worlds import World, holds_tree
 from tests.support.doubles import HeldClock
+from tests.support.signing import ALICE, VERSION
 from tests.support.stores import commit_tree, tip
 from tests.support.tensors import safetensors, weights
 from tests.support.trees import write_files
@@ -272,6 +274,19 @@ def untag(world: World) -> None:
         delete_ref(registry, model, "v1", TAG)
 
 
+def signed_release(world: World) -> None:
+    """Sign what `v1` means, unless it is signed."""
+    registry = world.registry()
+    if not attestations(registry, *tip(registry, "m@v1")):
+        sign(registry, "m@v1", VERSION, ALICE)
+
+
+def signed_before(world: World) -> None:
+    """As `tagged`, and the tag is signed."""
+    tagged(world)
+    signed_release(world)
+
+
 def collect(registry: Registry, times: int = 2) -> None:
     """Collect, each time after so long that whoever was silent since the last is given up."""
     for _ in range(times):
@@ -341,6 +356,8 @@ OPERATIONS = [
     Operation("tag", steps(2, 1), name_tip("v1", TAG)),
     Operation("branch", steps(1, 2), name_tip("next", BRANCH)),
     Operation("ref delete", tagged, untag),
+    Operation("sign", tagged, signed_release),
+    Operation("push of what is signed", signed_before, sent(selector="m@v1"), BOTH),
     Operation("first push", steps(1), sent(), BOTH),
     Operation("second push", pushed(2), sent(), BOTH),
     Operation("push of a part", steps(1), sent(selection=PART), BOTH),

@@ -23,6 +23,7 @@ from cairn.registry.entries import (
     RefDelete,
     RootRef,
 )
+from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
 from cairn.registry.fold import apply_payload
@@ -51,7 +52,7 @@ class Writer:
         makers: list[tuple[int, Callable[[], Payload]]] = [
             (3, self._model), (8, self._member), (8, self._grant), (5, self._rotate), (3, self._root),
             (6, self._commit), (1, self._tombstone), (1, self._drop), (1, lambda: Floor(0)), (1, Abort),
-            (1, self._delete), (3, self._person),
+            (1, self._delete), (2, self._attest), (3, self._person),
         ]  # fmt: skip
         make = self._dice.choices([make for _, make in makers], [weight for weight, _ in makers])[0]
         owners = self._state.owners
@@ -155,6 +156,10 @@ class Writer:
         held = self._state.models.get(model)
         tag, ref = next(iter(held.refs.items()), (b"t" * 16, None)) if held else (b"t" * 16, None)
         return RefDelete(model, tag, ref.checkpoint if ref else b"c" * 32)
+
+    def _attest(self) -> Attest:
+        model, chosen = self._some(gone=False)
+        return Attest(model, chosen[0], b"", b"s" * 32, 0, b"e")
 
     def _tombstone(self) -> Tombstone:
         model, chosen = self._some(gone=False)

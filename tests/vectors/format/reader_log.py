@@ -5,7 +5,7 @@ import hashlib
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from tests.vectors.format import reader_audit, reader_collection, reader_deletion, reader_rights
+from tests.vectors.format import reader_attest, reader_audit, reader_collection, reader_deletion, reader_rights
 from tests.vectors.format.reader import LOG_ENTRY, MIB, Damaged, Fields, Vault, decode, hash_of, require
 from tests.vectors.format.reader_collection import Collection, objects_of
 from tests.vectors.format.reader_deletion import Deletion, kept
@@ -45,6 +45,12 @@ class Log:
             self.leaves.append(hashlib.sha256(b"\0" + stored).digest())
         require(not suspects, f"the log is damaged before entry {suspects[:1]}")
         require(self.owners != [], "entry 0 is missing")
+
+    def entry(self, n: int) -> Fields:
+        """One entry, opened again."""
+        stored = self._stored(n)
+        require(stored is not None, "no such entry")
+        return self._open(n, stored or b"")
 
     def _stored(self, n: int) -> bytes | None:
         path = self._vault.folder / f"log/{n // 4096:08d}/{n:012d}"
@@ -188,6 +194,7 @@ _RULES = {
     **reader_rights.RULES,
     **reader_audit.RULES,
     **reader_deletion.RULES,
+    **reader_attest.RULES,
 }
 
 

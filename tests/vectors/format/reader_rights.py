@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tests.vectors.format.reader_log import Log
 
 META = 0
-WRITES = ("commit", "supply", "run.open", "ref.move", "ref.delete")
+WRITES = ("commit", "supply", "run.open", "ref.move", "ref.delete", "attest")
 COLLECTS = ("gc.condemn", "gc.floor", "gc.swept", "gc.uncondemn", "index", "verify", "reads", "drop")
 ROLES = ("owner", "writer", "reader", "collector", "auditor")
 

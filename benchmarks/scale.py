@@ -171,7 +171,7 @@ def load(folder: str, layout_text: str, size: str) -> dict[str, Any]:
     meter.counts["pages: bytes read"], more = backend.taken()
     wanted, read, ranges = prepared.counts()
     together, chunks = 0, dict[tuple[int, int], int]()
-    for rank in range(first, first + HOST_RANKS):
+    for rank in range(first, min(first + HOST_RANKS, layout.ranks)):
         of = [Read(scopes[one.key.scope].tensors[one.key.path], one) for one in leaves_of(layout, rank, SIZES[size][0])]
         plan = loader._prepare(manifest, of)
         together += plan.counts()[0]

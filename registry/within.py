@@ -105,7 +105,7 @@ def _region_pages_within(
     try:
         return [pages[number] for number in meeting_bounds(len(entry.shape), entry.region_bounds, tuple(boxes))]
     except ValueError as error:
-        raise IntegrityError(f"the bounds of tensor {entry.key} of {manifest.what} are none: {error}") from None
+        raise IntegrityError(f"tensor {entry.key} of {manifest.what} has impossible bounds of pages: {error}") from None
 
 
 def _regions_within(

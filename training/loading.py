@@ -264,7 +264,7 @@ class Loader:
     def _prepare(self, manifest: CheckpointManifest, reads: Sequence[Read]) -> _Prepared:
         prepared = _Prepared(Windows())
         for read, boxes, pages in _with_pages(manifest, reads):
-            leaf, dtype = read.leaf, torch_dtype(read.entry.dtype, "a tensor")
+            leaf, dtype = read.leaf, torch_dtype(read.entry.dtype, f"tensor {read.entry.key}")
             if leaf.dtype != read.entry.dtype:
                 prepared.casts.append(f"{leaf.key}: {read.entry.dtype} to {leaf.dtype}")
             if not boxes:

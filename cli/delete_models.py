@@ -168,7 +168,7 @@ def _destroy_and_collect(registry: "Registry", made: "ModelsPlan", receipt: Path
 def _show_part(part: "ModelPart") -> None:
     for ref in part.refs:
         to = f"moves back to {short(bytes.fromhex(ref.to))}" if ref.to is not None else "is removed"
-        emit(f"{ref.kind} {safe(ref.name)} of {safe(part.name)} {to}")
+        emit(f"{safe(ref.kind)} {safe(ref.name)} of {safe(part.name)} {to}")
     if part.whole:
         emit(f"model {safe(part.name)} goes with its keys, all refs and {count(len(part.goes), 'checkpoint')}")
         return
@@ -209,12 +209,15 @@ def approve(file: str, yes: bool) -> None:
     from cairn.cli.delete_plan import read_any_plan, show_any
     from cairn.cli.opening import open_registry
     from cairn.registry.modeldeletion import approve as consent
+    from cairn.registry.modelplan import ModelsPlan, check_current
     from cairn.registry.planfiles import check_store, plan_hash
 
     with open_registry() as registry:
         registry.refresh()
         made = read_any_plan(file)
         check_store(registry, made.store)
+        if isinstance(made, ModelsPlan):
+            check_current(registry, made)  # nothing is shown or consented to that would not happen
         digest = plan_hash(made)
         name = f"plan {digest.hex()[:12]}"
         if not yes:

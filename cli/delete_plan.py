@@ -139,7 +139,7 @@ def _show(made: "DeletionPlan", as_json: bool, quiet: bool, freed: "Freed | None
     else:
         names = "tag" if made.kind == "checkpoint" else made.kind
         for name in made.refs:
-            emit(f"{names} {safe(name)} is removed")
+            emit(f"{safe(names)} {safe(name)} is removed")
         rows = [("remove", *_named(one), "") for one in made.goes]
         for reached_by, some in groupby(made.stays, lambda one: one.reached_by):
             first, *others = some

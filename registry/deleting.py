@@ -147,8 +147,8 @@ def decode_plan(data: bytes) -> DeletionPlan:
 
 
 def _ids_in(plan: DeletionPlan) -> Iterator[str]:
-    yield plan.model
-    yield from (one.checkpoint for one in plan.goes)
+    yield from (plan.store, plan.model)
+    yield from (one.checkpoint for one in (*plan.goes, *plan.stays))
     if plan.kind == CHECKPOINT:
         yield plan.target
 

@@ -140,6 +140,18 @@ def plan_models(registry: Registry, target: str | None, taint: bool = False) -> 
     return ModelsPlan(registry.opened.store.hex(), target or "", taint, state.length, tuple(parts), stays)
 
 
+def check_current(registry: Registry, plan: ModelsPlan) -> None:
+    """Raise unless a plan, made anew, comes out the same, as of the last refresh.
+
+    Raises:
+        PlanVoid: it does not.
+        GoneError, NotFoundError: what it was made for is not there any more.
+    """
+    made = plan_models(registry, plan.target or None, plan.taint)
+    if (made.parts, made.stays) != (plan.parts, plan.stays):
+        raise _void(plan, ())
+
+
 def apply_models(registry: Registry, plan: ModelsPlan, grace_seconds: float = 0.0) -> None:
     """Delete what a plan says. All of it can be restored at first.
 
@@ -155,9 +167,7 @@ def apply_models(registry: Registry, plan: ModelsPlan, grace_seconds: float = 0.
     registry.refresh()
     check_store(registry, plan.store)
     check_is_owner(registry)
-    made = plan_models(registry, plan.target or None, plan.taint)
-    if (made.parts, made.stays) != (plan.parts, plan.stays):
-        raise _void(plan, ())
+    check_current(registry, plan)
     going = [one for part in plan.parts for one in _ids(part)]
     digest, descendants = plan_hash(plan), bool(plan.stays) or may_be_outlived(registry, going, plan.whole)
     check_approved(registry, registry.state, digest, descendants)
@@ -190,9 +200,13 @@ def decode_plan(data: bytes) -> ModelsPlan:
 
 
 def _ids_in(plan: ModelsPlan) -> Iterator[str]:
+    yield plan.store
     for part in plan.parts:
         yield part.model
         yield from (one.checkpoint for one in part.goes)
+        yield from (ref.to for ref in part.refs if ref.to is not None)
+    for left in plan.stays:
+        yield from (left.model, left.checkpoint)
 
 
 def _ids(part: ModelPart) -> list[CheckpointId]:

@@ -94,7 +94,8 @@ def decode_plan_file(
         if told != form:
             raise ValueError(f"its format is {told[:80]!r}")
         for text in ids(plan):
-            bytes.fromhex(text)
+            if bytes.fromhex(text).hex() != text:
+                raise ValueError(f"{text[:80]!r} is no id")
     except ValueError as error:
         noun = {"retain": "retention", "delete": "deletion"}[what]
         raise BadInput(f"this is no plan of {noun}: {error}", hint=f"'cairn {what} plan -o FILE' makes one") from None

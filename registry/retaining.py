@@ -149,7 +149,11 @@ def decode_plan(data: bytes) -> RetentionPlan:
         BadInput: it is no plan of retention.
     """
     return decode_plan_file(
-        data, RetentionPlan, _FORMAT, "retain", lambda plan: (plan.model, *(one.checkpoint for one in plan.verdicts))
+        data,
+        RetentionPlan,
+        _FORMAT,
+        "retain",
+        lambda plan: (plan.store, plan.model, *(one.checkpoint for one in plan.verdicts)),
     )
 
 

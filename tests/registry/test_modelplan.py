@@ -16,7 +16,7 @@ from cairn.registry.fold_policy import DELETE_APPROVAL
 from cairn.registry.holding import add_hold, find_hold, lift_hold, list_holds
 from cairn.registry.lineage import DeclaredParent
 from cairn.registry.modeldeletion import approve, deleted_models, find_deleted, find_restorable, restore_model
-from cairn.registry.modelplan import ModelsPlan, apply_models, decode_plan, plan_models
+from cairn.registry.modelplan import Derived, ModelsPlan, apply_models, decode_plan, plan_models
 from cairn.registry.models import find_model, history, list_refs, move_ref, ref_value
 from cairn.registry.planfiles import encode_plan, plan_hash
 from cairn.registry.policy import set_policy
@@ -189,6 +189,18 @@ def test_a_plan_is_written_and_read(family: Family) -> None:
     for bad in (b"{}", b"[", encode_plan(plan)[:-9], encode_plan(replace_model(plan, "zz"))):
         with pytest.raises(BadInput):
             decode_plan(bad)
+
+
+@pytest.mark.parametrize("bad", ["zz", "ab cd", "AB", "ab\n"])
+def test_what_a_plan_calls_an_id_is_one(family: Family, bad: str) -> None:
+    """It is printed, and looked for."""
+    plan = family.plan("base@step:2", taint=True)
+    ref = msgspec.structs.replace(plan.parts[-1].refs[0], to=bad)
+    part = msgspec.structs.replace(plan.parts[-1], refs=(ref,))
+    stays = (Derived(plan.parts[0].model, bad),)
+    for changes in ({"parts": (part,)}, {"stays": stays}, {"store": bad}):
+        with pytest.raises(BadInput, match="this is no plan of deletion"):
+            decode_plan(encode_plan(msgspec.structs.replace(plan, **changes)))
 
 
 def replace_model(plan: ModelsPlan, model: str) -> ModelsPlan:

@@ -1,5 +1,6 @@
 """Creating and opening stores by location, with the user's own folders and keys."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,12 +44,14 @@ def open_store(
     key_file: Path | None = None,
     passphrase: str | None = None,
     ask: Callable[[], str | None] | None = None,
+    tell: Callable[[str], None] = warnings.warn,
 ) -> Registry:
     """Open the store at a folder (or the `.cairn/` in it) or URL. Close the result when done.
 
     Args:
         key_file, passphrase: override `CAIRN_KEY_FILE` and `CAIRN_PASSPHRASE`.
         ask: called for a passphrase that is needed and not given.
+        tell: called with what is wrong with the log, where reading goes on all the same.
 
     Raises:
         NotAStore: there is none.
@@ -56,7 +59,17 @@ def open_store(
     """
     settings = Settings.from_environment()
     source = KeySource(key_file or settings.key_file, passphrase or settings.passphrase, ask)
-    return Registry(_open(backend_at(str(location)), _home(settings), source))
+    registry = Registry(_open(backend_at(str(location)), _home(settings), source))
+    try:
+        damaged_from = registry.state.damaged_from
+        if damaged_from is not None:
+            tell(f"log entry {damaged_from} is damaged or missing: newer checkpoints may be missing here")
+        for n in registry.foreign():
+            tell(f"log entry {n} is of none of the store's writers, or damaged: 'cairn audit verify' tells more")
+    except BaseException:  # a warning that its user made an error
+        registry.close()
+        raise
+    return registry
 
 
 def open_remote(

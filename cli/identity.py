@@ -15,6 +15,6 @@ def command(as_json: bool) -> None:
 
     identity = own_identity()
     if as_json:
-        emit_json({"identity": identity.text(), "actor": identity.actor.hex()})
+        emit_json({"identity": identity.line(), "actor": identity.actor.hex()})
     else:
-        emit(identity.text())
+        emit(identity.line())

@@ -32,6 +32,8 @@ HEAD_NOTE_BYTES_MAX = 64 * KIB
 
 # Reads that one entry tells of: about 300 bytes each, so that an entry stays below 1 MiB.
 READS_PER_ENTRY = 2048
+# A signed record of a read. A later version may add to it, and as many as an entry takes still fit.
+READ_RECORD_BYTES_MAX = KIB
 
 # Entries of one bundle: 256 of some kilobytes are one read that costs little more than its request.
 BUNDLE_ENTRIES = 256

@@ -13,7 +13,7 @@ from cairn.registry.opened import KeySource, OpenStore
 from cairn.registry.opened import create_store as _create
 from cairn.registry.opened import open_store as _open
 from cairn.registry.registry import Registry
-from cairn.store.crypto.signing import PublicIdentity
+from cairn.store.crypto.signing import Identity
 
 
 def create_store(
@@ -103,9 +103,9 @@ def create_twin(location: str, twin: OpenStore, *, passphrase: str | None = None
     return _create(backend, _home(settings), KeySource(None, passphrase), twin=twin)
 
 
-def own_identity() -> PublicIdentity:
-    """The public identity of this user, which is made on first use."""
-    return _home(Settings.from_environment()).identity(SystemEntropy()).public
+def own_identity() -> Identity:
+    """The identity of this user, which is made on first use."""
+    return _home(Settings.from_environment()).identity(SystemEntropy())
 
 
 def _home(settings: Settings) -> KeyHome:

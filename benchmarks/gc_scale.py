@@ -19,7 +19,8 @@ import numpy as np
 from cairn.core.clock import SystemClock, SystemEntropy
 from cairn.gc.collect import Collector, Options
 from cairn.gc.drops import drop, due_to_drop
-from cairn.registry.entries import Commit, RefChange, Tombstone
+from cairn.registry.entries import Commit, RefChange
+from cairn.registry.entries_deletion import Tombstone
 from cairn.registry.localfiles import KeyHome
 from cairn.registry.models import ensure_model
 from cairn.registry.opened import KeySource, create_store, open_store

@@ -17,8 +17,8 @@ from cairn.core.errors import CairnError, IntegrityError, UsageError
 # In the order of `cairn --help`: each is a module of this package of the same name, with `_` for `-`.
 COMMANDS = (
     "init", "commit", "checkout", "remote", "push", "pull", "clone", "ls", "log", "lineage", "show", "diff", "report",
-    "tag", "branch", "retain", "delete", "verify", "doctor", "gc", "stats", "why-kept", "why-gone", "audit", "identity",
-    "whoami", "members", "grant", "revoke", "keys",
+    "tag", "branch", "sign", "attest", "trust", "retain", "delete", "hold", "receipt", "verify", "doctor", "gc",
+    "stats", "why-kept", "why-gone", "audit", "identity", "whoami", "members", "grant", "revoke", "keys",
 )  # fmt: skip
 
 _HINT_OF_DAMAGE = "run 'cairn verify --full' to see what is affected; '--repair' mends what can be mended"

@@ -41,6 +41,7 @@ def show(model: str | None, since: str | None, kinds: tuple[str, ...], log_key: 
     """List who changed or read what, and when; of MODEL only, by its name or id."""
     from cairn.registry.audit import judge
     from cairn.registry.auditlines import Trail, Wanted, facts_of
+    from cairn.registry.people import known_people
 
     log = open_log(log_key)
     with log.registry() as registry:
@@ -48,13 +49,14 @@ def show(model: str | None, since: str | None, kinds: tuple[str, ...], log_key: 
         keys = registry.model_keys if registry is not None else None
         heads = log.remembered()
         trail = Trail(log.view, wanted, keys, {one.head.length for one in heads})
+        people = known_people(registry) if registry is not None else {}
     for found in judge(trail.whole, heads).findings[:1]:
         note(f"warning: {found.where}{found.what}: 'cairn audit verify' tells more")
     if as_json:
         emit_json([facts_of(line) for line in trail.lines])
         return
     for line in trail.lines:
-        _render_line(line, trail)
+        _render_line(line, trail, people)
 
 
 @command.command("verify")
@@ -236,8 +238,10 @@ def _render_audit(audit: "Audit") -> None:
         note("next: compare with a copy of the store; docs/operations.md, 'The log is not the one seen before'")
 
 
-def _render_line(line: "AuditLine", trail: "Trail") -> None:
+def _render_line(line: "AuditLine", trail: "Trail", people: dict[bytes, str]) -> None:
     who = short(line.actor) if line.actor else "?"
+    person = people.get(line.actor or b"")
+    who += f" ({safe(person)})" if person is not None else ""
     at = when(line.claimed_at) if line.claimed_at is not None else "?"
     model = safe(line.model_name) if line.model_name is not None else line.model.hex() if line.model else ""
     where = f"{model}@{safe(line.ref)}" if line.ref is not None else model
@@ -245,11 +249,16 @@ def _render_line(line: "AuditLine", trail: "Trail") -> None:
     settings = " ".join(f"{name}={value}" for name, value in line.facts.get("settings", {}).items())
     step = f"step {line.step}" if line.step is not None else ""
     void = f"[no effect: {safe(line.void)}]" if line.void else ""
-    said = safe(settings or _right(line.facts) or line.message or "")
+    said = safe(settings or _signed(line.facts) or _right(line.facts) or line.message or "")
     emit("  ".join(filter(None, (str(line.n), at, who, line.type, where, moved, step, said, void))))
     for read in line.reads:
         whose = safe(trail.name_of(read.model) or read.model.hex())
         emit(f"    {when(read.at)}  {short(read.actor)}  read  {whose}@{short(read.checkpoint)}")
+
+
+def _signed(facts: dict[str, Any]) -> str:
+    """What a statement is about, and by whom it is said to be."""
+    return f"{facts['checkpoint'][:12]} signed by {facts['signer'][:12]}" if "signer" in facts else ""
 
 
 def _right(facts: dict[str, Any]) -> str:

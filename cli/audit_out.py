@@ -10,6 +10,7 @@ from cairn.cli.output import count, emit, emit_json, note, safe
 from cairn.core.errors import UsageError
 
 _READS = ("required", "best_effort", "off")
+_APPROVALS = ("off", "descendants")
 
 
 @click.command("export")
@@ -68,21 +69,25 @@ def gather(as_json: bool) -> None:
 
 @click.command("policy")
 @click.option("--reads", type=click.Choice(_READS), help="Of a read that cannot be recorded, and of the records.")
+@click.option("--delete-approval", type=click.Choice(_APPROVALS), help="Whether a second owner must approve the "
+              "deletion of what others were made from.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @store_options
-def policy(reads: str | None, as_json: bool) -> None:
-    """Show the settings of the audit trail, or change them."""
-    from cairn.registry.fold_policy import AuditReads, audit_reads
-    from cairn.registry.policy import set_audit_reads
+def policy(reads: str | None, delete_approval: str | None, as_json: bool) -> None:
+    """Show the settings of the store, or change them."""
+    from cairn.registry.fold_policy import AUDIT_READS, DELETE_APPROVAL, settings_of
+    from cairn.registry.policy import set_policy
 
     with open_registry() as registry:
-        if reads is not None:
-            set_audit_reads(registry, AuditReads(reads))
-        now = audit_reads(registry.state).value
+        for name, value in ((AUDIT_READS, reads), (DELETE_APPROVAL, delete_approval)):
+            if value is not None:
+                set_policy(registry, name, value)
+        settings = settings_of(registry.state)
     if as_json:
-        emit_json({"audit_reads": now})
-    else:
-        emit(f"audit_reads {now}")
+        emit_json(settings)
+        return
+    for name, value in settings.items():
+        emit(f"{name} {value}")
 
 
 @click.command("key")

@@ -7,6 +7,7 @@ import click
 from cairn.cli.opening import PlainPath, ask_passphrase, store_choice, store_options
 from cairn.cli.output import count, emit, emit_json, note, safe, size
 from cairn.cli.progress import ProgressBar
+from cairn.cli.requiring import required_signers, requiring_options
 from cairn.cli.sending import COMPONENTS, left_out, selection_of
 
 
@@ -17,20 +18,24 @@ from cairn.cli.sending import COMPONENTS, left_out, selection_of
 @click.option("--only", multiple=True, type=click.Choice(COMPONENTS), help="Leave other components out.")
 @click.option("--history", is_flag=True, help="Fetch the checkpoints behind them too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@requiring_options
 @store_options
 def command(
-    url: str, folder: Path, selectors: tuple[str, ...], only: tuple[str, ...], history: bool, as_json: bool
-) -> None:
+    url: str, folder: Path, selectors: tuple[str, ...], only: tuple[str, ...], history: bool, as_json: bool,
+    require: bool | None, signers: tuple[str, ...],
+) -> None:  # fmt: skip
     """Make a store in DIR/.cairn of the tenant of the one at URL, which becomes its remote `origin`.
 
     Brings the named checkpoints, or all branches and tags of all models. --key-file names the key of the store at URL.
+    With --require-signed nothing is made unless a trusted signer vouches for each, and later pulls ask for it too.
     """
     from cairn.workspace.clone import clone
 
     key_file = store_choice().key_file
     with ProgressBar(as_json) as progress:
         path = Path(key_file) if key_file else None
-        result = clone(url, folder, selectors, path, ask_passphrase, progress, selection_of(only), history)
+        asked = required_signers(require, signers)
+        result = clone(url, folder, selectors, path, ask_passphrase, progress, selection_of(only), history, asked)
     if as_json:
         emit_json(
             {

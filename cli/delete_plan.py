@@ -1,4 +1,4 @@
-"""`cairn delete plan` and `cairn delete apply`: one checkpoint, branch or tag by name."""
+"""`cairn delete plan` and `cairn delete apply`."""
 
 from itertools import groupby
 from pathlib import Path
@@ -6,65 +6,119 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cairn.cli.opening import open_registry
+from cairn.cli.opening import PlainPath, open_registry
 from cairn.cli.output import count, emit, emit_json, safe, size, table
 from cairn.cli.planfiles import apply_options, plan_options, read_plan, say_what_is_next, write_plan
-from cairn.core.errors import UsageError
+from cairn.core.errors import RefusedError, UsageError
 from cairn.core.ids import short
 
 if TYPE_CHECKING:
     from cairn.gc.freed import Freed
     from cairn.registry.deleting import DeletionPlan, Fate
+    from cairn.registry.modelplan import ModelsPlan
+    from cairn.registry.registry import Registry
 
-_TARGET = "MODEL@REF|MODEL@ID|MODEL@step:N"
+_TARGET = "MODEL|MODEL@REF|MODEL@ID|MODEL@step:N"
 _with_tags = click.option("--with-tags", is_flag=True, help="Of a checkpoint: remove the tags that name it, too.")
 
 
 @click.command("plan")
-@click.argument("selector", metavar=_TARGET)
+@click.argument("selector", metavar=f"[{_TARGET}]", required=False)
 @_with_tags
+@click.option("--taint", is_flag=True, help="What was made from it goes too, whatever model it is of.")
+@click.option("--tenant", is_flag=True, help="All models of the store.")
 @plan_options
-def plan(selector: str, with_tags: bool, output: Path | None, as_json: bool, quiet: bool) -> None:
-    """Say what goes with a checkpoint, branch or tag, what stays and why, and who reads it. Changes nothing."""
-    from cairn.gc.freed import freed_by
-    from cairn.registry.deleting import plan_deletion
-    from cairn.registry.models import find_model
-    from cairn.registry.selectors import parse_selector
-
+def plan(
+    selector: str | None, with_tags: bool, taint: bool, tenant: bool, output: Path | None, as_json: bool, quiet: bool
+) -> None:
+    """Say what goes with a checkpoint, branch, tag or model, what stays and why, and who reads it. Changes nothing."""
     with open_registry() as registry:
         registry.refresh()
-        made = plan_deletion(registry, selector, with_tags)
-        model = find_model(registry, parse_selector(selector).model)
-        freed = None if quiet else freed_by(registry, model, made.removed)
-    if output is not None:
-        write_plan(made, output, "delete")
-    _show(made, as_json, quiet, freed)
+        made = _planned(registry, selector, with_tags, taint, tenant)
+        if output is not None:
+            write_plan(made, output, "delete")
+        show_any(registry, made, as_json, quiet)
 
 
 @click.command("apply")
-@click.argument("target", metavar=f"FILE|{_TARGET}")
+@click.argument("target", metavar=f"FILE|{_TARGET}", required=False)
 @_with_tags
+@click.option("--taint", is_flag=True, help="As of 'plan'.")
+@click.option("--tenant", is_flag=True, help="As of 'plan'.")
+@click.option("--receipt", type=PlainPath(path_type=Path), metavar="FILE", help="Destroy the keys and collect at once, "
+              "and write the receipt; of several models, into a folder.")  # fmt: skip
 @apply_options
-def apply(target: str, with_tags: bool, yes: bool, grace: float, as_json: bool, quiet: bool) -> None:
-    """Delete what a plan's FILE says, or what is named. Checkpoints can be restored at first."""
-    from cairn.registry.deleting import apply_deletion, decode_plan, plan_deletion
+def apply(
+    target: str | None, with_tags: bool, taint: bool, tenant: bool, receipt: Path | None, yes: bool,
+    grace: float | None,
+    as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Delete what a plan's FILE says, or what is named. All of it can be restored at first, a model for a day."""
+    from cairn.cli.delete_models import apply as apply_models
+    from cairn.registry.deleting import apply_deletion
+    from cairn.registry.modelplan import ModelsPlan
 
-    from_file = Path(target).exists()
-    if from_file and with_tags:
-        raise UsageError("a plan's file says itself whether tags go", hint="leave --with-tags out, or plan with it")
+    from_file = target is not None and Path(target).exists()
+    if from_file and (with_tags or taint or tenant):
+        raise UsageError("a plan's file says itself what goes", hint="leave the options out, or plan with them")
     with open_registry() as registry:
         registry.refresh()
-        if from_file:
-            made = decode_plan(read_plan(target, "'cairn delete plan ... -o FILE' makes one"))
+        if from_file and target is not None:
+            made = read_any_plan(target)
         else:
-            made = plan_deletion(registry, target, with_tags)
+            made = _planned(registry, target, with_tags, taint, tenant)
         if not yes:
-            _show(made, as_json, quiet)
+            show_any(registry, made, as_json, quiet)
             raise UsageError("this deletes; nothing was changed", hint="repeat the command with --yes")
-        apply_deletion(registry, made, grace)
+        if isinstance(made, ModelsPlan):
+            apply_models(registry, made, grace, receipt, as_json, quiet)
+            return
+        if receipt is not None:
+            raise RefusedError("no model goes as a whole, so no key is destroyed", hint="leave --receipt out")
+        apply_deletion(registry, made, grace or 0.0)
     _show(made, as_json, quiet)
     if made.goes and not quiet:
-        say_what_is_next(grace)
+        say_what_is_next(grace or 0.0)
+
+
+def read_any_plan(path: str) -> "DeletionPlan | ModelsPlan":
+    """The plan in a file, of one model's checkpoints or of whole models."""
+    from cairn.registry import deleting, modelplan
+    from cairn.registry.planfiles import form_of
+
+    data = read_plan(path, "'cairn delete plan ... -o FILE' makes one")
+    return modelplan.decode_plan(data) if form_of(data) == modelplan.FORMAT else deleting.decode_plan(data)
+
+
+def show_any(
+    registry: "Registry", made: "DeletionPlan | ModelsPlan", as_json: bool = False, quiet: bool = False
+) -> None:
+    """Print a plan, and what it is to be judged by."""
+    from cairn.cli import delete_models
+    from cairn.core.ids import ModelId
+    from cairn.gc.freed import freed_by
+    from cairn.registry.modelplan import ModelsPlan
+
+    if isinstance(made, ModelsPlan):
+        delete_models.show(registry, made, None if quiet else delete_models.facts_about(registry, made), as_json, quiet)
+        return
+    freed = None if quiet else freed_by(registry, ModelId(bytes.fromhex(made.model)), made.removed)
+    _show(made, as_json, quiet, freed)
+
+
+def _planned(
+    registry: "Registry", selector: str | None, with_tags: bool, taint: bool, tenant: bool
+) -> "DeletionPlan | ModelsPlan":
+    from cairn.registry.deleting import plan_deletion
+    from cairn.registry.modelplan import plan_models
+
+    if tenant == (selector is not None):
+        raise UsageError("what is to be deleted?", hint=f"name one of {_TARGET}, or --tenant")
+    if selector is not None and "@" in selector and not taint:
+        return plan_deletion(registry, selector, with_tags)
+    if with_tags:
+        raise UsageError("--with-tags is for one checkpoint", hint="leave it out")
+    return plan_models(registry, selector or "", taint)
 
 
 def _show(made: "DeletionPlan", as_json: bool, quiet: bool, freed: "Freed | None" = None) -> None:

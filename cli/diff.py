@@ -1,68 +1,57 @@
 """`cairn diff`: what changed between two checkpoints."""
 
-import os
 from typing import TYPE_CHECKING
 
 import click
 
 from cairn.cli.opening import open_registry, store_options
-from cairn.cli.output import count, emit, emit_json, safe
+from cairn.cli.output import count, emit_json, note
+from cairn.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from cairn.manifests.diff import TensorChange
-    from cairn.manifests.schema import TensorEntry
+    from cairn.registry.compare import Comparison
+    from cairn.workspace.norms import Measured
 
 
 @click.command()
 @click.argument("old", metavar="MODEL[@REF]")
 @click.argument("new", metavar="MODEL[@REF]")
+@click.option("--norms", is_flag=True, help="Read the tensors that differ, and tell how far.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @store_options
-def command(old: str, new: str, as_json: bool) -> None:
-    """Compare two checkpoints by tensors and files."""
+def command(old: str, new: str, norms: bool, as_json: bool) -> None:
+    """Compare two checkpoints: what they were made from, tensors, values, files and stored bytes."""
+    from cairn.cli import diff_json, diff_text
     from cairn.registry.compare import compare
     from cairn.registry.selectors import resolve
 
-    with open_registry() as registry:
-        result = compare(registry, resolve(registry, old), resolve(registry, new))
+    measured: Measured | None = None
+    with open_registry() as registry, ProgressBar(as_json) as progress:
+        places = resolve(registry, old), resolve(registry, new)
+        if norms:
+            from cairn.workspace.norms import compare_with_norms
+
+            measured = compare_with_norms(registry, *places, progress)
+        found = measured.comparison if measured else compare(registry, *places)
     if as_json:
-        emit_json(
-            {
-                "old": result.old.hex(),
-                "new": result.new.hex(),
-                "tensors": [_tensor_json(change) for change in result.tensors],
-                "tensors_equal": result.tensors_equal,
-                "values": [{"name": str(c.key), "kind": c.kind} for c in result.values],
-                "files": [{"path": os.fsdecode(c.path), "kind": c.kind} for c in result.files],
-                "bytes_shared": result.bytes_shared,
-            }
-        )
-        return
-    for change in result.tensors:
-        emit(f"{change.kind:<9} tensor {safe(str(change.key))}{_detail(change)}")
-    for value in result.values:
-        emit(f"{value.kind:<9} value  {safe(str(value.key))}")
-    for file in result.files:
-        emit(f"{file.kind:<9} file   {safe(os.fsdecode(file.path))}")
-    others = f"; {_differing(len(result.values), 'value')}" if result.values else ""
-    equal = f"{result.tensors_equal} {'is' if result.tensors_equal == 1 else 'are'} equal"
-    emit(f"{_differing(len(result.tensors), 'tensor')}, {equal}{others}; {_differing(len(result.files), 'file')}")
+        emit_json(diff_json.rendered(found, measured))
+    else:
+        diff_text.render(found, measured)
+    _tell_what_is_missing(found, measured)
 
 
-def _differing(number: int, noun: str) -> str:
-    return f"{count(number, noun)} {'differs' if number == 1 else 'differ'}"
-
-
-def _detail(change: "TensorChange") -> str:
-    if change.kind == "reshaped" and change.old and change.new:
-        before, after = change.old, change.new
-        return f": {before.dtype}{list(before.shape)} -> {after.dtype}{list(after.shape)}"
-    return f": {change.tiles_changed} of {change.tiles} tiles" if change.tiles_changed is not None else ""
-
-
-def _tensor_json(change: "TensorChange") -> dict[str, object]:
-    def form(entry: "TensorEntry | None") -> dict[str, object] | None:
-        return {"dtype": entry.dtype, "shape": list(entry.shape)} if entry else None
-
-    tiles = {"tiles_changed": change.tiles_changed, "tiles": change.tiles}
-    return {"name": str(change.key), "kind": change.kind, "old": form(change.old), "new": form(change.new), **tiles}
+def _tell_what_is_missing(found: "Comparison", measured: "Measured | None") -> None:
+    sides: dict[tuple[str, bool], list[str]] = {}
+    for one in found.omissions:
+        sides.setdefault((one.component, one.granted), []).append(one.side)
+    for (component, granted), some in sides.items():
+        what = f"{component} of the {' and the '.join(some)} checkpoint"
+        if granted:
+            note(f"note: not compared: {what} is not here; 'cairn pull MODEL@REF' brings it")
+        else:
+            note(
+                f"note: not compared: no right to read {what}; "
+                f"ask an owner to run: cairn grant MODEL IDENTITY --read {component}"
+            )
+    if measured and measured.unread:
+        note(f"note: not measured, since their content is not here: {count(len(measured.unread), 'tensor')}")

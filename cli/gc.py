@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cairn.cli.opening import PlainPath, open_registry, store_options
-from cairn.cli.output import emit, emit_json, note, safe, size
+from cairn.cli.output import count, emit, emit_json, note, safe, size
 from cairn.cli.progress import ProgressBar
+from cairn.cli.shredding import say_what_was_shredded, shred
 from cairn.core.errors import UsageError
 
 if TYPE_CHECKING:
     from cairn.gc.collect import Collected
     from cairn.gc.plan import Plan
+    from cairn.gc.shred import Shredded
+    from cairn.registry.registry import Registry
 
 
 @click.group()
@@ -30,18 +33,22 @@ def plan(output: Path | None, max_unused: float, as_json: bool) -> None:
     """Show what a collection would remove; changes nothing."""
     from cairn.gc.collect import Collector, Options
     from cairn.gc.planfile import plan_facts, write_plan
+    from cairn.gc.shred import due_to_shred, to_destroy
 
     with open_registry() as registry, ProgressBar(as_json) as progress:
         made = Collector(registry, Options(unused=_fraction(max_unused)), progress).plan()
+        models = len(due_to_shred(registry)) + len(to_destroy(registry.state))
         if output is not None:
             write_plan(made, registry.opened.store, output)
         if as_json:
-            emit_json(plan_facts(made, registry.opened.store))
+            emit_json({**plan_facts(made, registry.opened.store), "shred_models": models})
             return
     _render_plan(made)
+    if models:
+        note(f"note: 'cairn gc apply --yes' of an owner first destroys the keys of {count(models, 'deleted model')}")
     if output is not None:
         note(f"next: cairn gc apply {safe(str(output))} --yes")
-    elif not made.empty or made.drops:
+    elif not made.empty or made.drops or models:
         note("next: cairn gc apply --yes")
 
 
@@ -77,15 +84,29 @@ def apply(
     with open_registry() as registry, ProgressBar(as_json) as progress:
         for one in sorted(set(options.dead) - set(open_sessions(registry.opened))):
             note(f"note: there is no session {one.hex()}: its writer has ended, or the id is another one's")
-        collector = Collector(registry, options, progress)
+        collector, shredded = Collector(registry, options, progress), None
         if file is not None:
             done = collector.apply(read_plan(file, registry.opened.store, registry.state))
         else:
+            if not condemn_only:
+                shredded = _shred_if_owner(registry)
             done = collector.run()
     if as_json:
-        emit_json(_facts(done))
+        emit_json({**_facts(done), "models_shredded": [one.hex() for one in shredded.models] if shredded else []})
     else:
         _render(done, condemn_only)
+    say_what_was_shredded(shredded)
+
+
+def _shred_if_owner(registry: "Registry") -> "Shredded | None":
+    """Destroy the keys of deleted models that are due, which only owners can."""
+    from cairn.gc.shred import due_to_shred, to_destroy
+
+    due = [*due_to_shred(registry), *to_destroy(registry.state)]
+    if due and registry.signer().actor not in registry.state.owners:
+        note(f"note: the keys of {count(len(due), 'deleted model')} are to be destroyed: an owner's 'gc apply' does it")
+        return None
+    return shred(registry) if due else None
 
 
 @command.command("cancel")

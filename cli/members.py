@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cairn.cli.opening import open_registry, store_options
-from cairn.cli.output import count, emit, emit_json, note, table
+from cairn.cli.output import count, emit, emit_json, note, safe, table
+from cairn.core.errors import UsageError
 from cairn.core.ids import short
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ def command(context: click.Context) -> None:
 @store_options
 def show(as_json: bool, quiet: bool) -> None:
     """List owners and members, and what was granted to them."""
+    from cairn.registry.people import known_people
+
     with open_registry() as registry:
         state = registry.state
         rows: list[dict[str, Any]] = []
@@ -40,6 +43,9 @@ def show(as_json: bool, quiet: bool) -> None:
                 rows.append({"actor": actor.hex(), "role": role, "grants": []})
         for actor, member in state.members.items():
             rows.append({"actor": actor.hex(), "role": member.role or None, "grants": grant_rows(registry, member)})
+        people = known_people(registry)
+    for row in rows:
+        row["person"] = people.get(bytes.fromhex(row["actor"]))
     if as_json:
         emit_json(rows)
     elif quiet:
@@ -47,9 +53,9 @@ def show(as_json: bool, quiet: bool) -> None:
             emit(row["actor"])
     else:
         table(
-            ("ACTOR", "ROLE", "MODEL", "READ", "WRITE"),
+            ("ACTOR", "ROLE", "MODEL", "READ", "WRITE", "PERSON"),
             (
-                (row["actor"][:12], row["role"] or "former", *line)
+                (row["actor"][:12], row["role"] or "former", *line, row["person"] or "")
                 for row in rows
                 for line in list(shown_grants(row["grants"])) or [("", "", "")]
             ),
@@ -112,6 +118,35 @@ def remove(identity: str) -> None:
         remove_member(registry, actor)
         emit(f"{short(actor)} is no member any more")
         rotate_and_tell(registry)
+
+
+@command.command("person")
+@click.argument("identity")
+@click.option("--set", "text", metavar="TEXT", help="Record it: a name, an address, in the place of an earlier one.")
+@click.option("--forget", is_flag=True, help="Erase what is recorded, for good.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with what proves it against the log.")
+@store_options
+def person(identity: str, text: str | None, forget: bool, as_json: bool) -> None:
+    """Say who IDENTITY is: its line, or the first digits of an actor id. The log holds a salted commitment."""
+    from cairn.registry import people
+    from cairn.registry.members import find_actor
+
+    if text is not None and forget:
+        raise UsageError("--set and --forget exclude each other", hint="run the command once for each")
+    with open_registry() as registry:
+        actor = find_actor(registry, identity)
+        if forget:
+            people.forget_person(registry, actor)
+            emit(f"erased who {short(actor)} is")
+            return
+        if text is not None:
+            people.name_person(registry, actor, text)
+        told = people.person(registry, actor)
+    if as_json:
+        commitment = told.commitment().hex()
+        emit_json({"actor": actor.hex(), "text": told.text, "salt": told.salt.hex(), "commitment": commitment})
+    else:
+        emit(f"{short(actor)} is {safe(told.text)}")
 
 
 def rotate_and_tell(registry: "Registry") -> None:

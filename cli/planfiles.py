@@ -25,7 +25,7 @@ def plan_options(command: Command) -> Command:
 
 def apply_options(command: Command) -> Command:
     """Add the options of `apply`."""
-    seconds: dict[str, Any] = {"type": click.FloatRange(min=0), "default": 0.0, "metavar": "SECONDS"}
+    seconds: dict[str, Any] = {"type": click.FloatRange(min=0), "metavar": "SECONDS"}
     command = store_options(command)
     command = click.option("-q", "--quiet", is_flag=True, help="Print the ids of those that went.")(command)
     command = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)

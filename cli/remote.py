@@ -19,8 +19,9 @@ def command() -> None:
 @click.argument("url")
 @click.option("--create", is_flag=True, help="Make an empty store of this tenant there.")
 @click.option("--remote-key-file", metavar="FILE", help="Key file of the remote, if it is not in its usual place.")
+@click.option("--require-signed", is_flag=True, help="Pull nothing from it that no trusted signer vouches for.")
 @store_options
-def add(name: str, url: str, create: bool, remote_key_file: str | None) -> None:
+def add(name: str, url: str, create: bool, remote_key_file: str | None, require_signed: bool) -> None:
     """Remember the store at URL as NAME; `origin` is the one that push and pull use by default."""
     from cairn.registry.policy import carry_policy
     from cairn.registry.remotes import Remote, Remotes
@@ -43,7 +44,7 @@ def add(name: str, url: str, create: bool, remote_key_file: str | None) -> None:
                 carry_policy(registry, other)
         finally:
             other.close()
-        remote = Remote.at(url, key_file)
+        remote = Remote.at(url, key_file, require_signed)
         remotes.add(name, remote)
     emit(f"remote {name} is {safe(remote.url)}")
 
@@ -58,9 +59,15 @@ def show(as_json: bool) -> None:
     with open_registry() as registry:
         known = Remotes(registry.opened).all()
     if as_json:
-        emit_json({name: {"url": remote.url, "key_file": remote.key_file or None} for name, remote in known.items()})
+        emit_json(
+            {
+                name: {"url": one.url, "key_file": one.key_file or None, "require_signed": one.require_signed}
+                for name, one in known.items()
+            }
+        )
         return
-    table(("name", "url"), [(name, remote.url) for name, remote in known.items()])
+    rows = [(name, one.url, "signed only" if one.require_signed else "") for name, one in known.items()]
+    table(("name", "url", "takes"), rows)
     if not known:
         note("no remotes: 'cairn remote add NAME URL' names one, with --create it makes the store too")
 

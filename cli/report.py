@@ -25,7 +25,7 @@ def command(selector: str, as_json: bool) -> None:
 
     with open_registry() as registry:
         model, checkpoint = resolve(registry, selector)
-        envelope = read_envelope(registry, model, registry.state.models[model].checkpoints[checkpoint])
+        envelope = read_envelope(registry, model, registry.state.live_model(model).checkpoints[checkpoint])
     if envelope is None:
         raise NotFoundError(
             f"checkpoint {checkpoint.hex()[:12]} was not saved from a training loop, so it has no report",

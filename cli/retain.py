@@ -77,7 +77,7 @@ def plan(selector: str, output: Path | None, as_json: bool, quiet: bool, **optio
 @click.argument("target", metavar="FILE|MODEL[@BRANCH]")
 @_rules
 @apply_options
-def apply(target: str, yes: bool, grace: float, as_json: bool, quiet: bool, **options: Any) -> None:
+def apply(target: str, yes: bool, grace: float | None, as_json: bool, quiet: bool, **options: Any) -> None:
     """Delete what a plan's FILE says, or what the rules leave of MODEL. They can be restored at first."""
     from cairn.registry.retaining import apply_plan, decode_plan, retain
 
@@ -90,12 +90,12 @@ def apply(target: str, yes: bool, grace: float, as_json: bool, quiet: bool, **op
             _show(made, as_json, quiet)
             raise UsageError("this deletes checkpoints; nothing was changed", hint="repeat the command with --yes")
         if rules is None:
-            apply_plan(registry, made, grace)
+            apply_plan(registry, made, grace or 0.0)
         else:
-            made = retain(registry, _model(made), made.branch, rules, grace)
+            made = retain(registry, _model(made), made.branch, rules, grace or 0.0)
     _show(made, as_json, quiet)
     if made.removed and not quiet:
-        say_what_is_next(grace)
+        say_what_is_next(grace or 0.0)
 
 
 def _rules_of(options: dict[str, Any]) -> "Retention | None":

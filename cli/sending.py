@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from cairn.cli.opening import Command, ask_passphrase, open_registry, store_options, tell_unrecorded
-from cairn.cli.output import count, emit, emit_json, note, safe, size
+from cairn.cli.output import count, emit, emit_json, note, safe, size, when
 from cairn.cli.progress import ProgressBar
+from cairn.cli.requiring import required_signers
 from cairn.core.ids import short
 
 if TYPE_CHECKING:
     from cairn.registry.delivery import Selection
     from cairn.registry.registry import Registry
+    from cairn.registry.requirement import Vouched
     from cairn.registry.sync import Sent
 
 COMPONENTS = ("weights", "optimizer", "training", "provenance")
@@ -55,13 +57,21 @@ def run(
     reseal: bool,
     as_json: bool,
     quiet: bool,
+    require: bool | None = False,
+    signers: tuple[str, ...] = (),
 ) -> None:
     """Send one way or the other."""
+    from msgspec.structs import replace
+
     from cairn.registry.sync import SendOptions, send
+    from cairn.registry.trust import trust_in
 
     options = SendOptions(to, selection_of(only, tensors), rebase, repair, reseal, history)
     with open_registry() as here, open_other(here, remote) as there, ProgressBar(quiet or as_json) as progress:
         source, target = (here, there) if push else (there, here)
+        asked = required_signers(require, signers, not push and _requires(here, remote))
+        if asked is not None:
+            options = replace(options, trust=trust_in(source.opened, asked))
         sent = send(source, target, selector, options, progress)
         where = target.opened.backend.url
     if quiet:
@@ -100,6 +110,19 @@ def open_other(registry: "Registry", name: str) -> "Iterator[Registry]":
         other.close()
 
 
+def _requires(registry: "Registry", name: str) -> bool:
+    """Whether nothing unsigned is to be taken from a remote."""
+    from cairn.registry.remotes import Remotes
+
+    return Remotes(registry.opened).find(name).require_signed
+
+
+def vouched_for(vouched: "Vouched") -> str:
+    """Who vouches, and since when."""
+    signers = ", ".join(map(short, vouched.signers))
+    return f"signed by {signers}, {when(vouched.signed_at * 1000)}"
+
+
 def _text(sent: "Sent", selector: str, where: str, done: str) -> str:
     counts, name = sent.counts, f"{selector.rpartition('@')[0] or selector}@{sent.ref}"
     if sent.ahead:
@@ -112,6 +135,10 @@ def _text(sent: "Sent", selector: str, where: str, done: str) -> str:
         lines.append(f"  {size(counts.bytes_stored)} {done} in {count(counts.chunks_new, 'chunk')}")
     if sent.bytes_resumed:
         lines.append(f"  {size(sent.bytes_resumed)} had been {done} by an interrupted run")
+    if sent.vouched:
+        lines.append(f"  {vouched_for(sent.vouched)}")
+    if sent.signatures:
+        lines.append(f"  {count(sent.signatures, 'signature')} came along")
     if sent.partial:
         lines.append("  in part: the rest was left out")
     if sent.older_brought:
@@ -141,4 +168,6 @@ def _as_json(sent: "Sent") -> dict[str, object]:
         "appended_to": sent.appended_to.hex() if sent.appended_to else None,
         "older_brought": sent.older_brought,
         "older_left": sent.older_left,
+        "signatures": sent.signatures,
+        "vouched_by": [actor.hex() for actor in sent.vouched.signers] if sent.vouched else None,
     }

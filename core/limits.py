@@ -35,6 +35,16 @@ READS_PER_ENTRY = 2048
 # A signed record of a read. A later version may add to it, and as many as an entry takes still fit.
 READ_RECORD_BYTES_MAX = KIB
 
+# A signed statement about a checkpoint, sealed: its JSON has 2 to 8 KB, and one that names a thousand parts still fits.
+ATTESTATION_BYTES_MAX = 64 * KIB
+# Names of one kind that a statement repeats, and their length: a run's data sets and library versions.
+ATTESTED_NAMES_MAX = 32
+ATTESTED_NAME_CHARS_MAX = 120
+# Signatures of one envelope: those of a release's few signers.
+SIGNATURES_MAX = 64
+# Statements about one checkpoint that one member may add: signers times refs, of which a release has a few.
+ATTESTATIONS_PER_ACTOR_MAX = 64
+
 # Entries of one bundle: 256 of some kilobytes are one read that costs little more than its request.
 BUNDLE_ENTRIES = 256
 # A range of longer entries has no bundle: from 64 KiB an entry on, reading them together gains little.
@@ -96,6 +106,8 @@ PAGE_READS_AT_ONCE = 16
 VALUE_INLINE_BYTES_MAX = 16 * KIB
 # Lists in lists in lists: deeper than any state that means it, shallow enough for every reader's stack.
 VALUE_DEPTH_MAX = 100
+# A value that `diff` decodes to compare it item by item: decoded it takes some ten times as much.
+COMPARED_VALUE_BYTES_MAX = 4 * MIB
 # What Python turns into digits and back without being told to (its own guard against quadratic time).
 VALUE_DIGITS_MAX = 4300
 # Objects read as a whole (bodies, roots, index pieces, reachability lists): 1 GiB names 20 million chunks.
@@ -161,6 +173,12 @@ SESSION_SILENCE_SECONDS = 900.0
 # --- Deletion ---------------------------------------------------------------------------------
 # The longest time in which a deleted checkpoint is surely kept: 100 years, so that its end is a date.
 GRACE_SECONDS_MAX = 100 * 365 * 86_400
+# A name, an address and a department.
+PERSON_BYTES_MAX = 4 * KIB
+# A deleted model can be restored for a day unless somebody says otherwise: then its keys are destroyed for good.
+MODEL_GRACE_SECONDS = 86_400
+# A sentence and a reference; it stands in a log entry.
+HOLD_REASON_BYTES_MAX = 4 * KIB
 # Numbers that one checkpoint is told by, and the length of their names: a log entry holds them all.
 METRICS_MAX = 64
 METRIC_NAME_CHARS_MAX = 64
@@ -172,6 +190,8 @@ LINEAGE_PARENTS_MAX = 64
 LINEAGE_CHECKPOINTS_MAX = 10_000
 # A plan of retention lists some 200 bytes for each of a million checkpoints at most.
 PLAN_BYTES_MAX = 256 * MIB
+# Evidence of a receipt is log entries, each of which tells of thousands of deleted objects.
+RECEIPT_BYTES_MAX = 256 * MIB
 # A retention that finds its model changed by others between plan and entry so many times in a row gives up.
 PLAN_RACES_MAX = 8
 

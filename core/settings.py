@@ -22,10 +22,13 @@ class Settings(NamedTuple):
     state: Path
     cache: Path
     new_passphrase: str | None = None
+    require_signed: bool = False
 
     @staticmethod
     def from_environment() -> "Settings":
-        """Read `CAIRN_STORE`, `CAIRN_KEY_FILE`, `CAIRN_PASSPHRASE`, `CAIRN_NEW_PASSPHRASE` and the XDG folders."""
+        """Read `CAIRN_STORE`, `CAIRN_KEY_FILE`, `CAIRN_PASSPHRASE`, `CAIRN_NEW_PASSPHRASE`, `CAIRN_REQUIRE_SIGNED` and
+        the XDG folders.
+        """
         key_file = os.environ.get("CAIRN_KEY_FILE")
         return Settings(
             store=os.environ.get("CAIRN_STORE") or None,
@@ -35,6 +38,8 @@ class Settings(NamedTuple):
             state=_folder("XDG_STATE_HOME", ".local/state"),
             cache=_folder("XDG_CACHE_HOME", ".cache"),
             new_passphrase=os.environ.get("CAIRN_NEW_PASSPHRASE") or None,
+            # A word that nobody foresaw demands rather than waives.
+            require_signed=(os.environ.get("CAIRN_REQUIRE_SIGNED") or "0").lower() not in ("0", "false", "no", "off"),
         )
 
 

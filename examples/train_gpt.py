@@ -155,7 +155,9 @@ def open_checkpointer(options: argparse.Namespace) -> Any:
         return nullcontext()
     import cairn
 
-    return cairn.Checkpointer(options.store, options.model, capture=options.capture)
+    config = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    provenance = cairn.capture_provenance(config=config)
+    return cairn.Checkpointer(options.store, options.model, capture=options.capture, provenance=provenance)
 
 
 def is_due(step: int, options: argparse.Namespace) -> bool:

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from cairn.core.ids import CheckpointId, ModelId
-from cairn.registry.entries import Drop
+from cairn.registry.entries_deletion import Drop
+from cairn.registry.fold_deletion import is_held
 from cairn.registry.registry import Registry
 from cairn.registry.state import State
 
@@ -50,5 +51,6 @@ def _drop_of(registry: Registry, model: ModelId, chosen: list[CheckpointId]) -> 
 
 def _due(state: State, model: bytes, now: int) -> list[bytes]:
     held = state.models.get(model)
-    gone = held.gone if held else {}
-    return [one for one, deleted in gone.items() if deleted.checkpoint is not None and deleted.due_at <= now]
+    gone = held.gone.items() if held is not None else ()
+    due = [one for one, deleted in gone if deleted.checkpoint is not None and deleted.due_at <= now]
+    return [one for one in due if held is not None and not is_held(held, one)]

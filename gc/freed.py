@@ -44,6 +44,14 @@ def freed_by(registry: Registry, model: ModelId, checkpoints: Sequence[Checkpoin
     return Freed(max(then.bytes_freed - now.bytes_freed, 0), tuple(readers))
 
 
+def readers_now(registry: Registry, model: ModelId) -> list[ActorId]:
+    """Who reads a model at present, one a pin; a pin that cannot be read tells of nobody."""
+    silence = Silence.of(registry.opened, registry.state)
+    found = [seen.record for seen in list_pins(registry.opened, silence) if seen.record is not None and not seen.dead]
+    silence.keep()
+    return [ActorId(pin.actor) for pin in found if pin.model == model]
+
+
 def _deleted(state: State, model: ModelId, checkpoints: Sequence[CheckpointId]) -> State:
     """A state in which some live checkpoints are tombstoned."""
     state = state.copy()

@@ -16,7 +16,7 @@ from cairn.store.crypto.objects import ObjectKind, open_object
 def report_orphans(opened: OpenStore, state: State, leftovers: Iterable[str], findings: Findings) -> None:
     """Blame the first damaged log entry for each leftover body of a checkpoint that the state does not hold."""
     entry = next(problem.object for problem in findings.problems)
-    known = {checkpoint for model in state.models.values() for checkpoint in model.checkpoints}
+    known = {checkpoint for model in state.kept_models().values() for checkpoint in model.checkpoints}
     for name in sorted(leftovers):
         if parse_object_name(name)[2] != "body":
             continue

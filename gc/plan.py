@@ -16,6 +16,7 @@ from cairn.gc.counted import Counted
 from cairn.gc.liveness import Array, Needed, Stored, packs_of_chunks, stored_in
 from cairn.gc.observe import Observed, left_over
 from cairn.gc.roots import all_roots, packs_in_force
+from cairn.registry.numbers import numbers_of
 from cairn.registry.opened import OpenStore
 from cairn.registry.registry import Registry
 from cairn.registry.state import BINARY_NAME_BYTES, OBJECT_KINDS, State, named_keys, pack_key
@@ -120,12 +121,14 @@ def _choose_packs(plan: Plan, state: State, stored: Stored, needed: Needed, unus
     if len(plan.dead) > GC_PACKS_PER_ROUND:
         plan.dead, plan.complete = plan.dead[:GC_PACKS_PER_ROUND], False
     kept = [number for number in numbers if live[number]]
+    shredded = shredded_packs(state)
     plan.bytes_live = int(live.sum())
     plan.bytes_freed = sum(state.pack(number).size for number in plan.dead)
     plan.bytes_unused = sum(waste[number] for number in kept)
     allowed = unused * plan.bytes_live
-    for number in sorted(kept, key=lambda number: waste[number] / state.pack(number).size, reverse=True):
-        if plan.bytes_unused <= allowed:
+    order = sorted(kept, key=lambda number: (number in shredded, waste[number] / state.pack(number).size), reverse=True)
+    for number in order:
+        if plan.bytes_unused <= allowed and number not in shredded:
             break
         if number in plan.damaged:
             continue
@@ -137,6 +140,12 @@ def _choose_packs(plan: Plan, state: State, stored: Stored, needed: Needed, unus
         plan.bytes_freed += waste[number]
         plan.bytes_unused -= waste[number]
     plan.repacked.sort()
+
+
+def shredded_packs(state: State) -> set[int]:
+    """Packs in force that held what only shredded models needed: they go, however little of it is left."""
+    named = (number for deleted in state.deleted.values() for number in numbers_of(deleted.packs))
+    return {number for number in named if state.in_force(number)}
 
 
 def live_bytes(state: State, stored: Stored, needed: Needed) -> tuple[Array, Array]:

@@ -40,7 +40,7 @@ def _record_of(registry: Registry, model: ModelId, found: list[CheckpointId], de
 
     def build(state: State) -> Verified:
         nonlocal count
-        held = state.models[model].checkpoints if model in state.models else {}
+        held = state.live_model(model).checkpoints if model in state.models else {}
         named = tuple(one for one in found if one in held and not _is_deeper(held[one].verified, depth))
         count = len(named)
         if not named:

@@ -3,9 +3,12 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import msgspec
+
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.registry.fold import BRANCH
-from cairn.registry.state import Checkpoint, State, name_of_key, named_keys
+from cairn.registry.fold_deletion import is_held
+from cairn.registry.state import Checkpoint, Model, State, name_of_key, named_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +23,18 @@ class Root:
 def live_checkpoints(state: State) -> list[Root]:
     """Every checkpoint that people can read, in the order of their commits."""
     roots = [
-        Root(ModelId(model), CheckpointId(checkpoint), committed)
+        _root(model, held, checkpoint, committed)
         for model, held in state.models.items()
         for checkpoint, committed in held.checkpoints.items()
     ]
     return sorted(roots, key=lambda root: root.state.n)
+
+
+def _root(model: bytes, held: Model, checkpoint: bytes, committed: Checkpoint) -> Root:
+    """A root. The list of what is held counts, whatever an operator had given up before."""
+    if committed.quarantined and is_held(held, checkpoint):
+        committed = msgspec.structs.replace(committed, quarantined=False)
+    return Root(ModelId(model), CheckpointId(checkpoint), committed)
 
 
 def roots_by_value(state: State) -> list[tuple[str, Root]]:
@@ -46,14 +56,20 @@ def all_roots(state: State, but: Collection[tuple[bytes, bytes]] = ()) -> list[R
 
 
 def deleted_checkpoints(state: State, but: Collection[tuple[bytes, bytes]] = ()) -> list[Root]:
-    """Every deleted checkpoint that can be restored.
+    """Every deleted checkpoint that can be restored, those of deleted models too.
 
     Args:
         but: model and checkpoint of those that are to be dropped.
     """
-    return [
-        Root(ModelId(model), CheckpointId(checkpoint), gone.checkpoint)
-        for model, held in state.models.items()
+    of_deleted_models = [
+        _root(model, deleted.model, checkpoint, committed)
+        for model, deleted in state.deleted.items()
+        if deleted.model is not None
+        for checkpoint, committed in deleted.model.checkpoints.items()
+    ]
+    return of_deleted_models + [
+        _root(model, held, checkpoint, gone.checkpoint)
+        for model, held in state.kept_models().items()
         for checkpoint, gone in held.gone.items()
         if gone.checkpoint is not None and (model, checkpoint) not in but
     ]

@@ -186,7 +186,7 @@ class Scrub:
             self.manifests.check(root)
             found.setdefault(name, []).extend(list(self.manifests.packs)[known:])
         for root in all_roots(self.state):
-            if root.checkpoint not in self.state.models[root.model].checkpoints:
+            if root.model in self.state.deleted or root.checkpoint in self.state.models[root.model].gone:
                 self.manifests.check_deleted(root)
         found[_UNNEEDED] = [number for number in packs_in_force(self.state) if number not in self.manifests.packs]
         return found

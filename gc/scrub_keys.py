@@ -60,7 +60,7 @@ def check_keys(opened: OpenStore, state: State, findings: Findings) -> dict[Mode
     _check_store_wraps(opened.backend, opened.store, opened.root or _NO_KEY, findings)
     _check_member_wraps(opened, state, findings)
     usable = {}
-    for identifier, held in state.models.items():
+    for identifier, held in state.kept_models().items():
         model = ModelId(identifier)
         targets: list[Target] = [(model.hex(), c.hex()) for c in held.checkpoints] or [(model.hex(), "")]
         with findings.about(held.wrap, targets):
@@ -78,7 +78,7 @@ def _check_member_wraps(opened: OpenStore, state: State, findings: Findings) -> 
         with findings.about(name):
             if blake3(_read(backend, name)).digest() != member.hash:
                 raise IntegrityError(f"wrap {name} is not the one that the log names")
-    for identifier, model in state.models.items():
+    for identifier, model in state.kept_models().items():
         context = WrapContext(opened.store, WrapPurpose.GRANTED_KEYS, identifier)
         for name in model.readers.values():
             with findings.about(name):

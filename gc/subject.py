@@ -62,7 +62,7 @@ def _object(state: State, name: str) -> Subject:
 
 
 def _checkpoints(state: State, prefix: str) -> list[bytes]:
-    known = {one for model in state.models.values() for one in (*model.checkpoints, *model.gone)}
+    known = {one for model in state.kept_models().values() for one in (*model.checkpoints, *model.gone)}
     return sorted(one for one in known if one.hex().startswith(prefix))
 
 

@@ -8,20 +8,18 @@ from cairn.gc.subject import Subject
 from cairn.registry.entries import (
     Commit,
     Condemn,
-    Drop,
     Entry,
     Payload,
     Quarantine,
-    Restore,
     Supply,
     Swept,
-    Tombstone,
     Uncondemn,
     Upload,
     Verified,
     open_entry,
     payload_of,
 )
+from cairn.registry.entries_deletion import Drop, Restore, Tombstone
 from cairn.registry.log import read_from
 from cairn.registry.numbers import within
 from cairn.registry.registry import Registry
@@ -80,7 +78,9 @@ def why_gone(registry: Registry, subject: Subject) -> Gone:
 
 
 def _checkpoint(registry: Registry, subject: Subject) -> tuple[bool, str]:
-    for model in registry.state.models.values():
+    for identifier, model in registry.state.kept_models().items():
+        if identifier in registry.state.deleted and subject.checkpoint in model.checkpoints:
+            return False, "its model was deleted and can still be restored: 'cairn delete restore'"
         if subject.checkpoint in model.checkpoints:
             return True, "it is here; 'cairn why-kept' tells why"
         gone = model.gone.get(subject.checkpoint)

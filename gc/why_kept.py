@@ -148,9 +148,11 @@ class _Kept:
             yield Reason("unneeded", "", text)
 
     def _about(self, root: Root) -> str:
-        held = self._state.models[root.model]
-        gone = held.gone.get(root.checkpoint)
+        held = self._state.kept_model(root.model)
+        gone = held.gone.get(root.checkpoint) if held is not None else None
         name = f"checkpoint {short(root.checkpoint)} of {self._name(root.model)}"
+        if root.model in self._state.deleted:
+            return f"{name} (whose model was deleted, but it can be restored)"
         if gone is not None:
             return f"{name} (deleted by entry {gone.n}, but it can be restored)"
         try:

@@ -4,20 +4,29 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from cairn.manifests.delta import Delta
 from cairn.manifests.schema import FileEntry, Key, TensorEntry, ValueEntry
 from cairn.manifests.tiling import Box
 
-Boxes = Callable[[TensorEntry], dict[Box, bytes]]
+Boxes = Callable[[TensorEntry], dict[Box, bytes] | None]
 
 
 class TensorChange(msgspec.Struct, frozen=True):
-    """One tensor that differs: what it was and is; `tiles_changed` of `tiles` (boxes) where both are cut alike."""
+    """One tensor that differs: what it was and is.
+
+    Args:
+        tiles_changed: of `tiles` (boxes), where both are cut alike; None where they are not, or that is not known.
+        recut: whether the values differ is not known, see `kind`.
+        delta: how far they differ, once they have been read.
+    """
 
     key: Key
     old: TensorEntry | None
     new: TensorEntry | None
     tiles_changed: int | None = None
     tiles: int | None = None
+    recut: bool = False
+    delta: Delta | None = None
 
     @property
     def kind(self) -> str:
@@ -26,20 +35,24 @@ class TensorChange(msgspec.Struct, frozen=True):
         `recut` says that both were saved from layouts that cut the tensor differently and that no box which both
         have differs: whether the values do, only reading them would tell.
         """
-        if self.old is None:
-            return "added"
-        if self.new is None:
-            return "removed"
+        if self.old is None or self.new is None:
+            return kind_of(self.old, self.new)
         if (self.old.dtype, self.old.shape) != (self.new.dtype, self.new.shape):
             return "reshaped"
-        return "recut" if self.tiles is None else "changed"
+        return "recut" if self.recut else "changed"
 
 
 class ValueChange(msgspec.Struct, frozen=True):
-    """One plain value that differs; `kind` is `added`, `removed` or `changed`."""
+    """One plain value that differs: what it was and is; `kind` is `added`, `removed` or `changed`."""
 
     key: Key
-    kind: str
+    old: ValueEntry | None
+    new: ValueEntry | None
+
+    @property
+    def kind(self) -> str:
+        """What happened."""
+        return kind_of(self.old, self.new)
 
 
 class FileChange(msgspec.Struct, frozen=True):
@@ -49,13 +62,18 @@ class FileChange(msgspec.Struct, frozen=True):
     kind: str
 
 
+def kind_of(old: object | None, new: object | None) -> str:
+    """What became of something that is None on the side that lacks it."""
+    return "added" if old is None else "removed" if new is None else "changed"
+
+
 def diff_tensors(
     old: Iterable[TensorEntry], new: Iterable[TensorEntry], old_boxes: Boxes, new_boxes: Boxes
 ) -> list[TensorChange]:
     """Differences by key, sorted; entries that both sides share by page may be left out of both.
 
     Args:
-        old_boxes, new_boxes: give the digests of an entry's stored boxes.
+        old_boxes, new_boxes: give the digests of an entry's stored boxes; None where those are not here.
     """
     before, after = {e.key: e for e in old}, {e.key: e for e in new}
     changes = []
@@ -64,11 +82,19 @@ def diff_tensors(
         if a is None or b is None or (a.dtype, a.shape) != (b.dtype, b.shape):
             changes.append(TensorChange(key, a, b))
         elif _stored(a) != _stored(b):
-            was, now = old_boxes(a), new_boxes(b)
-            differing = sum(was[box] != now[box] for box in was.keys() & now.keys())
-            known = was.keys() == now.keys() or differing
-            changes.append(TensorChange(key, a, b, differing, len(now)) if known else TensorChange(key, a, b))
+            changes.append(_by_boxes(key, a, b, old_boxes(a), new_boxes(b)))
     return changes
+
+
+def _by_boxes(
+    key: Key, old: TensorEntry, new: TensorEntry, was: dict[Box, bytes] | None, now: dict[Box, bytes] | None
+) -> TensorChange:
+    if was is None or now is None:
+        return TensorChange(key, old, new)
+    differing = sum(was[box] != now[box] for box in was.keys() & now.keys())
+    if was.keys() == now.keys():
+        return TensorChange(key, old, new, differing, len(now))
+    return TensorChange(key, old, new, recut=not differing)
 
 
 def _stored(entry: TensorEntry) -> tuple[object, ...]:
@@ -81,10 +107,8 @@ def diff_values(old: Iterable[ValueEntry], new: Iterable[ValueEntry]) -> list[Va
     changes = []
     for key in sorted(before.keys() | after.keys(), key=str):
         a, b = before.get(key), after.get(key)
-        if a is None or b is None:
-            changes.append(ValueChange(key, "added" if a is None else "removed"))
-        elif (a.inline, a.digests) != (b.inline, b.digests):
-            changes.append(ValueChange(key, "changed"))
+        if a is None or b is None or (a.inline, a.digests) != (b.inline, b.digests):
+            changes.append(ValueChange(key, a, b))
     return changes
 
 
@@ -95,7 +119,7 @@ def diff_files(old: Iterable[FileEntry], new: Iterable[FileEntry]) -> list[FileC
     for path in sorted(before.keys() | after.keys()):
         a, b = before.get(path), after.get(path)
         if a is None or b is None:
-            changes.append(FileChange(path, "added" if a is None else "removed"))
+            changes.append(FileChange(path, kind_of(a, b)))
         elif [_content(e) for e in a] != [_content(e) for e in b]:
             changes.append(FileChange(path, "changed"))
         elif a[0].mode != b[0].mode:

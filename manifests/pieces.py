@@ -5,7 +5,7 @@ along the grid: a region of a megabyte costs less than many slivers of tiles.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -91,6 +91,29 @@ def split_box(box: Box, item_bytes: int) -> Iterator[Box]:
     for start in range(0, box.lengths[axis], step):
         part = _narrowed(box, axis, box.offsets[axis] + start, min(step, box.lengths[axis] - start))
         yield from split_box(part, item_bytes)
+
+
+def cut_at_edges(box: Box, edges: Sequence[Sequence[int]], most: int) -> Iterator[Box]:
+    """Cut a box along its first axes into boxes of at most `most` elements; at tiles' edges, where one is in reach.
+
+    A tile that two pieces share is read for both.
+
+    Args:
+        edges: of the tensor's grid, by axis.
+    """
+    if box.volume <= most:
+        yield box
+        return
+    axis = next(i for i, length in enumerate(box.lengths) if length > 1)
+    step = max(most // prod(box.lengths[axis + 1 :]), 1)
+    at, end = box.offsets[axis], box.offsets[axis] + box.lengths[axis]
+    while at < end:
+        stop = min(at + step, end)
+        if stop < end:
+            edge = edges[axis][bisect_right(edges[axis], stop) - 1]
+            stop = edge if edge > at else stop
+        yield from cut_at_edges(_narrowed(box, axis, at, stop - at), edges, most)
+        at = stop
 
 
 def _whole_cells(edges: tuple[int, ...], start: int, end: int) -> tuple[int, int]:

@@ -10,11 +10,14 @@ from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
-from cairn.core.errors import NotAllowed, NotFoundError, PlanVoid, RefusedError, UsageError
+from cairn.core.errors import NotFoundError, PlanVoid, RefusedError, UsageError
 from cairn.core.ids import CheckpointId, ModelId, short
 from cairn.registry.checkpoint import committed
-from cairn.registry.deletion import check_grace, tombstone
+from cairn.registry.deletion import check_grace, check_is_owner, tombstone
 from cairn.registry.fold import BRANCH, TAG
+from cairn.registry.fold_policy import DeleteApproval, delete_approval
+from cairn.registry.lineage import Derivations
+from cairn.registry.modeldeletion import check_approved
 from cairn.registry.models import (
     LogLine,
     NamedRef,
@@ -28,7 +31,7 @@ from cairn.registry.models import (
     walk_history,
 )
 from cairn.registry.names import LATEST, MAIN, ref_tag
-from cairn.registry.planfiles import decode_plan_file, fingerprint, model_of_plan
+from cairn.registry.planfiles import decode_plan_file, fingerprint, model_of_plan, plan_hash
 from cairn.registry.registry import Registry
 from cairn.registry.selectors import parse_selector, resolve
 from cairn.registry.state import State
@@ -89,14 +92,9 @@ def plan_deletion(registry: Registry, text: str, with_tags: bool = False) -> Del
         with_tags: if it is a checkpoint, tags that name it are removed; without, they keep it.
 
     Raises:
-        RefusedError: a whole model, `main`, the tip of a branch, or a tagged checkpoint without `with_tags`.
+        RefusedError: `main`, the tip of a branch, or a tagged checkpoint without `with_tags`.
         NotFoundError, GoneError: there is nothing of that name, or it is deleted already.
     """
-    if "@" not in text:
-        raise RefusedError(
-            f"{text[:80]!r} names a whole model, and deleting one is not built yet; nothing was deleted",
-            hint="name one checkpoint, branch or tag: MODEL@ID, MODEL@step:N or MODEL@REF",
-        )
     selector = parse_selector(text)
     model = find_model(registry, selector.model)
     name = MAIN if selector.revision == LATEST else selector.revision
@@ -116,24 +114,30 @@ def apply_deletion(registry: Registry, plan: DeletionPlan, grace_seconds: float 
         PlanVoid: something changed; no checkpoint was deleted, and the message says whether refs were removed.
         UsageError: it is of another store.
         NotAllowed: checkpoints go, and this user is no owner.
+        RefusedError: another owner has to approve; nothing was changed.
     """
     check_grace(grace_seconds)
     registry.refresh()
     model = model_of_plan(registry, plan.store, plan.model)
-    now = fingerprint(registry.state.models[model])
+    now = fingerprint(registry.state.live_model(model))
     if now not in plan.seen:
         raise _void(registry, plan, ())
     begun = plan.seen.index(now)
     if not _comes_out_the_same(registry, model, plan, begun):
         raise _void(registry, plan, ())
+    digest, descendants = plan_hash(plan), False
     if plan.goes:
-        _check_owner(registry)
+        check_is_owner(registry)
+        # Asked only where it matters: the bodies of all checkpoints are read for it.
+        if delete_approval(registry.state) is not DeleteApproval.OFF:
+            descendants = bool(Derivations(registry).others_from(plan.removed))
+            check_approved(registry, registry.state, digest, descendants)
     for at in range(begun, len(plan.seen)):
         check = _Check(registry, plan, at, plan.refs[begun:at])
         if at < len(plan.refs):
             delete_ref(registry, model, plan.refs[at], _kind_of_refs(plan), check)
         elif plan.goes:
-            tombstone(registry, model, plan.removed, CAUSE, grace_seconds, check)
+            tombstone(registry, model, plan.removed, CAUSE, grace_seconds, check, digest, descendants)
     return plan.removed
 
 
@@ -257,7 +261,7 @@ def _comes_out_the_same(registry: Registry, model: ModelId, plan: DeletionPlan, 
     """Whether a plan of which the first refs are removed already is what would be planned now."""
     if plan.kind != CHECKPOINT and begun:
         # Its ref is gone, and the history with it: what is left to do is to delete what nothing reaches.
-        held, refs = registry.state.models[model], list_refs(registry, model)
+        held, refs = registry.state.live_model(model), list_refs(registry, model)
         there = all(one in held.checkpoints for one in plan.removed)
         return len(plan.seen) == 2 and there and not _reached(registry, model, refs, plan.removed)
     made = _plan(registry, model, plan.kind, plan.target, plan.with_tags)
@@ -272,7 +276,7 @@ def _kind_of_refs(plan: DeletionPlan) -> str:
 
 def _fingerprints(registry: Registry, model: ModelId, names: Sequence[str]) -> tuple[str, ...]:
     tags = [ref_tag(registry.opened.secrets.k_log, model, name) for name in names]
-    held = registry.state.models[model]
+    held = registry.state.live_model(model)
     return tuple(fingerprint(held, tags[:removed]) for removed in range(len(tags) + 1))
 
 
@@ -283,7 +287,7 @@ class _Check:
         self._registry, self._plan, self._removed, self._by_us = registry, plan, removed, by_us
 
     def __call__(self, state: State) -> None:
-        held = state.models[ModelId(bytes.fromhex(self._plan.model))]
+        held = state.live_model(ModelId(bytes.fromhex(self._plan.model)))
         if fingerprint(held) != self._plan.seen[self._removed]:
             raise _void(self._registry, self._plan, self._by_us)
 
@@ -299,13 +303,3 @@ def _void(registry: Registry, plan: DeletionPlan, by_us: Sequence[str]) -> PlanV
         f"a ref or checkpoint of the model has changed; {done}",
         hint=f"plan again: 'cairn delete plan {name}@{target}'",
     )
-
-
-def _check_owner(registry: Registry) -> None:
-    """Raise `NotAllowed` unless this user may delete checkpoints: whoever may only remove refs is to begin nothing."""
-    signer = registry.signer()
-    if signer.actor not in registry.state.owners:
-        raise NotAllowed(
-            f"{short(signer.actor)} is no owner, and only owners delete checkpoints; nothing was changed",
-            hint="ask an owner to run the command",
-        )

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import isfinite
 
-from cairn.core.errors import NotFoundError, RefusedError, UsageError
+from cairn.core.errors import NotAllowed, NotFoundError, RefusedError, UsageError
 from cairn.core.ids import CheckpointId, ModelId, short
 from cairn.core.limits import GRACE_SECONDS_MAX
-from cairn.registry.entries import Restore, Tombstone
+from cairn.registry.entries_deletion import Restore, Tombstone
 from cairn.registry.gone import gone_error
+from cairn.registry.holding import told
 from cairn.registry.models import list_refs, model_name
 from cairn.registry.registry import Registry
 from cairn.registry.state import State
@@ -35,6 +36,8 @@ def tombstone(
     cause: str,
     grace_seconds: float,
     check: Callable[[State], None] | None = None,
+    plan: bytes = b"",
+    descendants: bool = False,
 ) -> int:
     """Delete checkpoints; returns the position of the entry. They can be restored until a collection drops them.
 
@@ -42,9 +45,10 @@ def tombstone(
         cause: why, in a word or two.
         grace_seconds: for how long, by this machine's clock, no collection may drop them.
         check: raises if the state is not the one that the choice was made by.
+        plan, descendants: as of `modeldeletion.delete_model`.
 
     Raises:
-        RefusedError: a branch or tag names one of them; nothing was changed.
+        RefusedError: a branch or tag names one of them, or a hold keeps it; nothing was changed.
         GoneError, NotFoundError: one is deleted already, or is none of this model.
     """
     check_grace(grace_seconds)
@@ -55,7 +59,7 @@ def tombstone(
         for checkpoint in checkpoints:
             _check_deletable(registry, model, checkpoint)
         due_at = registry.opened.clock.wall_ns() + int(grace_seconds * 1e9)
-        return Tombstone(model, tuple(checkpoints), due_at, cause)
+        return Tombstone(model, tuple(checkpoints), due_at, cause, plan, descendants)
 
     return registry.append(build)
 
@@ -70,7 +74,7 @@ def restore(registry: Registry, model: ModelId, checkpoints: Sequence[Checkpoint
     restored: list[CheckpointId] = []
 
     def build(state: State) -> Restore:
-        held = state.models[model]
+        held = state.live_model(model)
         restored[:] = [one for one in checkpoints if one not in held.checkpoints]
         for checkpoint in restored:
             if checkpoint not in held.gone:
@@ -87,17 +91,46 @@ def restore(registry: Registry, model: ModelId, checkpoints: Sequence[Checkpoint
 
 
 def _check_deletable(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> None:
-    held = registry.state.models[model]
+    held = registry.state.live_model(model)
     if checkpoint in held.gone:
         raise gone_error(registry, model, checkpoint)
     if checkpoint not in held.checkpoints:
         raise _unknown(registry, model, checkpoint)
+    check_free(registry, model, checkpoint)
     if any(ref.checkpoint == checkpoint for ref in held.refs.values()):
         named = next(ref for ref in list_refs(registry, model) if ref.checkpoint == checkpoint)
         name = model_name(registry, model)
         raise RefusedError(
             f"{named.kind} {named.name!r} of {name!r} names checkpoint {short(checkpoint)}: it stays",
             hint=f"'cairn {named.kind} {name} {named.name} --delete' removes the name first",
+        )
+
+
+def check_free(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> None:
+    """Raise if a hold keeps a checkpoint.
+
+    Raises:
+        RefusedError: names the holds.
+    """
+    holds = told(registry.state.live_model(model), checkpoint)
+    if holds:
+        raise RefusedError(
+            f"checkpoint {short(checkpoint)} of {model_name(registry, model)!r} stays: {holds}",
+            hint="'cairn hold list' tells why, 'cairn hold lift' ends one",
+        )
+
+
+def check_is_owner(registry: Registry) -> None:
+    """Raise unless this user is an owner: whoever may do no more than the first part is to begin nothing.
+
+    Raises:
+        NotAllowed: it may not.
+    """
+    signer = registry.signer()
+    if signer.actor not in registry.state.owners:
+        raise NotAllowed(
+            f"{short(signer.actor)} is no owner, and only owners may do this; nothing was changed",
+            hint="ask an owner to run the command",
         )
 
 

@@ -87,7 +87,7 @@ class Delivery:
         self._source, self._target = source, target
         self._model, self._checkpoint, self._progress = model, checkpoint, progress
         self._manifest = CheckpointManifest(source, model, checkpoint)
-        self._held = target.state.models[model].checkpoints.get(checkpoint)
+        self._held = target.state.live_model(model).checkpoints.get(checkpoint)
         self.partial = self._held.partial if self._held else self._manifest.state.partial
         self.counts, self.bytes_resumed = WriteCounts(), 0
         self._uploaded: list[tuple[PackRef, list[PackedChunk]]] = []
@@ -260,7 +260,7 @@ class Delivery:
         def build(state_now: State) -> Commit:
             nonlocal expected, races
             check_may_return(self._target, self._model, self._checkpoint)
-            now = state_now.models[self._model].refs.get(tag)
+            now = state_now.live_model(self._model).refs.get(tag)
             actual = CheckpointId(now.checkpoint) if now else None
             if actual != expected:
                 races += 1
@@ -296,6 +296,6 @@ class Delivery:
 
     def _nearest(self, target: State) -> bytes | None:
         """The nearest checkpoint of the source's history that the target has, or had."""
-        there = target.models[self._model]
+        there = target.live_model(self._model)
         behind = (one.parent for one in walk(self._source, self._model, self._checkpoint))
         return next((at for at in behind if at in there.checkpoints or at in there.gone), None)

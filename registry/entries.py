@@ -1,8 +1,7 @@
 """Log entries: what they say, how they are signed and sealed.
 
 Stored bytes = sealed object (kind LOG_ENTRY, class key K_log) of canonical [entry bytes, signature]. The
-signature (Ed25519) covers a label and the entry bytes. Payload types are listed in `PAYLOADS`; a correctly signed
-entry of another type means a newer format: the store is read-only from there.
+signature (Ed25519) covers a label and the entry bytes. A type that is not in `PAYLOADS` makes the store read-only.
 """
 
 import msgspec
@@ -11,8 +10,22 @@ from cairn.core.canonical import decode
 from cairn.core.clock import Entropy
 from cairn.core.errors import IntegrityError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, SessionId, StoreId, object_name
+from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Policy, Reads
-from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, RootRotate
+from cairn.registry.entries_deletion import (
+    Approve,
+    Confirm,
+    Destroyed,
+    Drop,
+    HoldLift,
+    HoldSet,
+    ModelDelete,
+    ModelRestore,
+    Restore,
+    Shred,
+    Tombstone,
+)
+from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
 from cairn.registry.numbers import Ranges
 from cairn.registry.signedrecord import open_record, sign_record
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
@@ -207,34 +220,6 @@ class MergeIndex(msgspec.Struct, frozen=True):
     count: int
 
 
-class Tombstone(msgspec.Struct, frozen=True):
-    """Deletes checkpoints that no ref names. They can be restored until a `drop`.
-
-    Args:
-        due_at: when a `drop` may follow, by the writer's clock (ns).
-        cause: why, in a word or two: `retention`, `deleted`.
-    """
-
-    model: bytes
-    checkpoints: tuple[bytes, ...]
-    due_at: int
-    cause: str
-
-
-class Restore(msgspec.Struct, frozen=True):
-    """Brings back checkpoints that are tombstoned and not dropped."""
-
-    model: bytes
-    checkpoints: tuple[bytes, ...]
-
-
-class Drop(msgspec.Struct, frozen=True):
-    """Ends the time in which tombstoned checkpoints can be restored: from here on nothing keeps what they need."""
-
-    model: bytes
-    checkpoints: tuple[bytes, ...]
-
-
 class Verified(msgspec.Struct, frozen=True):
     """Says that checkpoints were read and found whole; `depth` is `quick`, `sampled` or `full`."""
 
@@ -290,9 +275,10 @@ class Abort(msgspec.Struct, frozen=True):
 
 
 Payload = (
-    Init | ModelCreate | RunOpen | Commit | Supply | RefMove | RefDelete | Condemn | Floor | Swept | Uncondemn
+    Init | ModelCreate | RunOpen | Commit | Supply | RefMove | RefDelete | Condemn | Floor | Swept | Uncondemn | Attest
     | MergeIndex | Tombstone | Restore | Drop | Verified | Quarantine | Policy | Reads | Abort | MemberSet | GrantSet
-    | KeyRotate | RootRotate
+    | KeyRotate | RootRotate | ModelDelete | ModelRestore | Shred | Destroyed | Confirm | HoldSet | HoldLift | Approve
+    | PersonSet
 )  # fmt: skip
 PAYLOADS: dict[str, type[Payload]] = {
     "init": Init,
@@ -319,6 +305,16 @@ PAYLOADS: dict[str, type[Payload]] = {
     "grant": GrantSet,
     "key.rotate": KeyRotate,
     "root.rotate": RootRotate,
+    "model.delete": ModelDelete,
+    "model.restore": ModelRestore,
+    "shred": Shred,
+    "destroyed": Destroyed,
+    "confirm": Confirm,
+    "hold": HoldSet,
+    "hold.lift": HoldLift,
+    "approve": Approve,
+    "person": PersonSet,
+    "attest": Attest,
 }
 TYPES = {kind: name for name, kind in PAYLOADS.items()}
 
@@ -363,7 +359,16 @@ def open_signed(stored: bytes, store: StoreId, k_log: bytes, what: str) -> Entry
     Raises:
         IntegrityError: either fails.
     """
-    return open_record(open_object(k_log, store, ObjectKind.LOG_ENTRY, stored, what), Entry, _SIGNED, what)
+    return open_plain_entry(open_object(k_log, store, ObjectKind.LOG_ENTRY, stored, what), what)
+
+
+def open_plain_entry(plain: bytes, what: str) -> Entry:
+    """An entry out of what is sealed, its signature checked.
+
+    Raises:
+        IntegrityError: it does not decode, or is not signed by whom it names.
+    """
+    return open_record(plain, Entry, _SIGNED, what)
 
 
 def payload_of(entry: Entry) -> Payload | None:

@@ -40,6 +40,20 @@ class MemberSet(msgspec.Struct, frozen=True):
     hash: bytes = b""
 
 
+class PersonSet(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Commits to who an actor is, without telling it; without a commitment, what was recorded is erased.
+
+    Args:
+        member: the actor, whether a member or not.
+        commitment: BLAKE3 of the record, which is salted.
+        name: random; of the record's object and that of its key.
+    """
+
+    member: bytes
+    commitment: bytes = b""
+    name: bytes = b""
+
+
 class GrantSet(msgspec.Struct, frozen=True):
     """Says what a member may do with a model from here on; without verbs it takes back what was granted.
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import msgspec
 
+from cairn.registry import fold_attest, fold_policy
 from cairn.registry import fold_collection as collection
-from cairn.registry import fold_policy
+from cairn.registry import fold_deletion as deletion
 from cairn.registry import fold_rights as rights
 from cairn.registry.entries import (
     Abort,
     Commit,
     Condemn,
-    Drop,
     Entry,
     Floor,
     Init,
@@ -31,21 +31,33 @@ from cairn.registry.entries import (
     Quarantine,
     RefDelete,
     RefMove,
-    Restore,
     RunOpen,
     Supply,
     Swept,
-    Tombstone,
     Uncondemn,
     Verified,
 )
+from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Policy, Reads
-from cairn.registry.entries_rights import GrantSet, KeyRotate, MemberSet, RootRotate
+from cairn.registry.entries_deletion import (
+    Approve,
+    Confirm,
+    Destroyed,
+    Drop,
+    HoldLift,
+    HoldSet,
+    ModelDelete,
+    ModelRestore,
+    Restore,
+    Shred,
+    Tombstone,
+)
+from cairn.registry.entries_rights import GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
 from cairn.registry.fold_uploads import add_packs, take_upload, upload_refused
 from cairn.registry.state import Checkpoint, Model, Ref, State, objects_of
 
 # Changes with the rules and with `State`: a state that others folded is folded anew.
-STATE_VERSION = 7
+STATE_VERSION = 8
 BRANCH, TAG = "branch", "tag"
 _REASON = str | None
 _NO_KIND = "it is neither a branch nor a tag"
@@ -82,8 +94,10 @@ def _init(state: State, entry: Entry, payload: Payload) -> _REASON:
 def _model_create(state: State, entry: Entry, payload: ModelCreate) -> _REASON:
     if payload.model in state.models:
         return "a model with this id exists"
-    if state.model_by_tag(payload.name_tag):
-        return "a model with this name exists"
+    if payload.model in state.deleted:
+        return "the model with this id was deleted"
+    if any(model.name_tag == payload.name_tag for model in state.kept_models().values()):
+        return "a model with this name exists, or was deleted and can be restored"
     reason = rights.model_wraps_refused(state, payload)
     if reason is not None:
         return reason
@@ -97,7 +111,7 @@ def _commit(state: State, entry: Entry, payload: Commit) -> _REASON:
     model = state.models.get(payload.model)
     if model is None:
         return "its model does not exist"
-    for other in state.models.values():
+    for other in state.kept_models().values():
         if payload.checkpoint in other.checkpoints:
             return "its checkpoint exists already"
         gone = other.gone.get(payload.checkpoint)
@@ -247,6 +261,16 @@ _RULES: dict[type[Payload], Callable[[State, Entry, Any], _REASON]] = {
     GrantSet: rights.grant_set,
     KeyRotate: rights.key_rotate,
     RootRotate: rights.root_rotate,
+    ModelDelete: deletion.model_delete,
+    ModelRestore: deletion.model_restore,
+    Shred: deletion.shred,
+    Destroyed: deletion.destroyed,
+    Confirm: deletion.confirm,
+    HoldSet: deletion.hold_set,
+    HoldLift: deletion.hold_lift,
+    Approve: deletion.approve,
+    PersonSet: rights.person_set,
+    Attest: fold_attest.attest,
 }
 
 

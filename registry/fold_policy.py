@@ -10,6 +10,7 @@ from cairn.registry.entries_audit import Policy, Reads
 from cairn.registry.state import State
 
 AUDIT_READS = "audit_reads"
+DELETE_APPROVAL = "delete_approval"
 _SIGNATURE_BYTES = 64
 
 
@@ -25,17 +26,38 @@ class AuditReads(StrEnum):
     OFF = "off"
 
 
+class DeleteApproval(StrEnum):
+    """Whether another owner has to approve a deletion.
+
+    `descendants`: of what checkpoints that stay were made from.
+    """
+
+    OFF = "off"
+    DESCENDANTS = "descendants"
+
+
 def audit_reads(state: State) -> AuditReads:
     """The setting in force."""
     return AuditReads(state.policy.get(AUDIT_READS, AuditReads.BEST_EFFORT))
+
+
+def delete_approval(state: State) -> DeleteApproval:
+    """The setting in force."""
+    return DeleteApproval(state.policy.get(DELETE_APPROVAL, DeleteApproval.OFF))
+
+
+def settings_of(state: State) -> dict[str, str]:
+    """Each setting that this version knows, as it is in force."""
+    return {AUDIT_READS: audit_reads(state).value, DELETE_APPROVAL: delete_approval(state).value}
 
 
 def policy(state: State, entry: Entry, payload: Policy) -> str | None:
     """Apply settings; of names that are unknown, too, the newest value is kept."""
     if not payload.settings:
         return "it sets nothing"
-    if payload.settings.get(AUDIT_READS, AuditReads.OFF) not in list(AuditReads):
-        return f"{AUDIT_READS} has no such value"
+    for name, values in ((AUDIT_READS, AuditReads), (DELETE_APPROVAL, DeleteApproval)):
+        if name in payload.settings and payload.settings[name] not in list(values):
+            return f"{name} has no such value"
     state.policy.update(payload.settings)
     return None
 

@@ -1,7 +1,7 @@
 """Who may write what, and what entries about rights and keys do to the state.
 
 1. Owners may write everything, and nobody else may write an entry about rights or keys.
-2. A writer may commit, supply, open runs, and move and delete refs, in models that were granted for writing.
+2. A writer may commit, supply, open runs, move and delete refs, and attest, in models that were granted for writing.
 3. A collector may condemn, raise the floor, sweep, merge indexes, note what was verified and read, drop what is due.
 4. Readers, auditors and former members may write nothing.
 5. A commit seals its roots to the newest keys of its model, unless it is carried over from another store.
@@ -13,11 +13,11 @@ from itertools import pairwise
 
 import msgspec
 
+from cairn.core.ids import RANDOM_ID_BYTES
 from cairn.registry.entries import (
     Abort,
     Commit,
     Condemn,
-    Drop,
     Entry,
     Floor,
     MergeIndex,
@@ -31,15 +31,17 @@ from cairn.registry.entries import (
     Uncondemn,
     Verified,
 )
+from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Reads
-from cairn.registry.entries_rights import Given, GrantSet, KeyRotate, MemberSet, RootRotate
+from cairn.registry.entries_deletion import Drop
+from cairn.registry.entries_rights import Given, GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
 from cairn.registry.rights import ALL_MODELS, GRANTABLE, ROLES, WRITING, Grant, Member, Role, readable, writable
-from cairn.registry.state import Model, State
+from cairn.registry.state import Model, Person, State
 
 NO_RIGHT = "its actor has no right to write"
 _HASH_BYTES = 32
 _REASON = str | None
-_WRITES = (Commit, Supply, RunOpen, RefMove, RefDelete)
+_WRITES = (Commit, Supply, RunOpen, RefMove, RefDelete, Attest)
 _COLLECTS = (Condemn, Floor, Swept, Uncondemn, MergeIndex, Verified, Reads, Drop)
 
 
@@ -111,7 +113,7 @@ def member_set(state: State, entry: Entry, payload: MemberSet) -> _REASON:
     elif payload.role != Role.OWNER and payload.member in state.owners:
         state.owners.remove(payload.member)
         state.root_exposed = True
-        for model in state.models.values():
+        for model in state.kept_models().values():
             model.exposed = sorted({key.component for key in model.keys})
     return None
 
@@ -134,6 +136,18 @@ def _wrap_refused(before: Member | None, payload: MemberSet) -> _REASON:
     return None
 
 
+def person_set(state: State, entry: Entry, payload: PersonSet) -> _REASON:
+    """Rule of `person`."""
+    if len(payload.member) != _HASH_BYTES:
+        return "it is of no actor"
+    if not payload.commitment and not payload.name:
+        return None if state.people.pop(payload.member, None) is not None else "nothing is recorded of its actor"
+    if len(payload.commitment) != _HASH_BYTES or len(payload.name) != RANDOM_ID_BYTES:
+        return "its commitment or its name is not of the right length"
+    state.people[payload.member] = Person(payload.commitment, payload.name)
+    return None
+
+
 def grant_set(state: State, entry: Entry, payload: GrantSet) -> _REASON:
     """Rule of `grant`."""
     member = state.members.get(payload.member)
@@ -149,21 +163,22 @@ def grant_set(state: State, entry: Entry, payload: GrantSet) -> _REASON:
     if payload.reads or payload.write:
         grants[payload.model] = Grant(payload.reads, payload.write)
     after = msgspec.structs.replace(member, grants=grants)
-    models = list(state.models) if payload.model == ALL_MODELS else [payload.model]
+    kept = state.kept_models()
+    models = list(kept) if payload.model == ALL_MODELS else [payload.model]
     due = {model for model in models if readable(after, model) - readable(member, model)}
     named = _named(payload.wraps)
     if named is None or not due <= named.keys() <= {model for model in models if readable(after, model)}:
         return "its wraps are not those of the models that are new to the member"
     _change(state, payload.member, after)
     for model, wrap in named.items():
-        state.models[model].readers[payload.member] = wrap
+        kept[model].readers[payload.member] = wrap
     return None
 
 
 def _change(state: State, actor: bytes, after: Member) -> None:
     """Take over what a member is from here on, and note which keys it had that it is not to have."""
     before = state.members.get(actor)
-    for identifier, model in state.models.items():
+    for identifier, model in state.kept_models().items():
         had, has = readable(before, identifier), readable(after, identifier)
         if actor in model.readers and had - has and after.role != Role.OWNER:
             model.exposed = sorted({*model.exposed, *(had - has)})
@@ -207,9 +222,11 @@ def root_rotate(state: State, entry: Entry, payload: RootRotate) -> _REASON:
     """Rule of `root.rotate`."""
     if payload.generation != state.root_generation + 1:
         return "its generation is not the next one"
-    named = _named(payload.models)
-    if named is None or not named.keys() <= state.models.keys():
+    named, kept = _named(payload.models), state.kept_models()
+    if named is None or not named.keys() <= kept.keys():
         return "its wraps are of models that do not exist"
+    if any(model.holds and identifier not in named for identifier, model in kept.items()):
+        return "its wraps leave out a model that is held"
     owners = {actor for actor, member in state.members.items() if member.role == Role.OWNER}
     if {one.member for one in payload.members} != owners or len(payload.members) != len(owners):
         return "its wraps leave out an owner"
@@ -221,7 +238,7 @@ def root_rotate(state: State, entry: Entry, payload: RootRotate) -> _REASON:
         member = state.members[one.member]
         member.agreement, member.generation, member.hash = one.agreement, one.generation, one.hash
     for identifier, wrap in named.items():
-        state.models[identifier].wrap = wrap
+        kept[identifier].wrap = wrap
     state.root_generation, state.root_exposed = payload.generation, False
     return None
 

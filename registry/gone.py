@@ -1,14 +1,12 @@
 """Deleted checkpoints, as those meet them who ask for one."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import msgspec
 
-from cairn.core.errors import CairnError, GoneError
+from cairn.core.errors import GoneError
 from cairn.core.ids import CheckpointId, ModelId, short
-from cairn.registry.entries import open_entry
-from cairn.registry.log import read_entry
+from cairn.registry.gonemodels import claimed_at, was_deleted
 from cairn.registry.models import CommitMeta, model_name, open_meta, walk
 from cairn.registry.registry import Registry
 from cairn.registry.state import Gone
@@ -29,18 +27,17 @@ class Deleted(msgspec.Struct, frozen=True):
 
 def deleted_of(registry: Registry, model: ModelId) -> list[Deleted]:
     """What was deleted of a model, in the order of deletion."""
-    held = registry.state.models[model].gone
-    times = {n: _claimed_at(registry, n) for n in {gone.n for gone in held.values()}}
+    held = registry.state.live_model(model).gone
+    times = {n: claimed_at(registry, n) for n in {gone.n for gone in held.values()}}
     listed = [Deleted(CheckpointId(one), gone, times[gone.n]) for one, gone in held.items()]
     return sorted(listed, key=lambda one: (one.gone.n, one.id))
 
 
 def gone_error(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> GoneError:
     """What to raise where a deleted checkpoint is asked for: when, by whom and why it was deleted, what to do."""
-    name, gone = model_name(registry, model), registry.state.models[model].gone[checkpoint]
-    claimed_at = _claimed_at(registry, gone.n)
-    when = "" if claimed_at is None else datetime.fromtimestamp(claimed_at / 1e9, UTC).strftime(" at %F %T UTC")
-    text = f"checkpoint {short(checkpoint)} of {name!r} was deleted{when} by {short(gone.actor)} ({gone.cause})"
+    name, gone = model_name(registry, model), registry.state.live_model(model).gone[checkpoint]
+    deleted = was_deleted(registry, gone.n, gone.actor, gone.cause)
+    text = f"checkpoint {short(checkpoint)} of {name!r} {deleted}"
     if gone.checkpoint is None:
         return GoneError(f"{text}; it cannot be restored", hint=f"'cairn log {name}' lists what is there")
     return GoneError(text, hint=f"'cairn delete restore {name}@{short(checkpoint)}' brings it back")
@@ -52,7 +49,7 @@ def check_may_return(registry: Registry, model: ModelId, checkpoint: CheckpointI
     Raises:
         GoneError: names the store.
     """
-    gone = registry.state.models[model].gone.get(checkpoint)
+    gone = registry.state.live_model(model).gone.get(checkpoint)
     if gone is not None and gone.checkpoint is not None:
         error = gone_error(registry, model, checkpoint)
         raise GoneError(
@@ -69,17 +66,8 @@ def check_none_gone(
     Raises:
         GoneError: of the newest such.
     """
-    held = registry.state.models[model]
+    held = registry.state.live_model(model)
     for past in walk(registry, model, tip):
         gone = held.gone.get(past.id)
         if gone is not None and gone.checkpoint is not None and fits(open_meta(registry, model, gone.checkpoint)):
             raise gone_error(registry, model, past.id)
-
-
-def _claimed_at(registry: Registry, n: int) -> int | None:
-    opened = registry.opened
-    try:
-        stored, _ = read_entry(opened, n)
-        return open_entry(stored, n, opened.tenant, opened.store, opened.secrets.k_log).claimed_at
-    except CairnError:
-        return None

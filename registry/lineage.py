@@ -10,7 +10,7 @@ from operator import attrgetter
 
 import msgspec
 
-from cairn.core.errors import GoneError, IntegrityError, UsageError
+from cairn.core.errors import IntegrityError, UsageError
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import LINEAGE_CHECKPOINTS_MAX, LINEAGE_PARENTS_MAX, TRANSFERS_AT_ONCE
 from cairn.core.pool import Pool
@@ -18,7 +18,7 @@ from cairn.manifests.relations import CONTINUE, check_declared
 from cairn.manifests.schema import Parent
 from cairn.registry.checkpoint import read_body
 from cairn.registry.registry import Registry
-from cairn.registry.selectors import resolve, resolve_deleted
+from cairn.registry.selectors import resolve, resolve_any
 from cairn.registry.state import Checkpoint, Gone, State
 
 # Below so many bodies, threads cost more than they save.
@@ -97,10 +97,7 @@ def resolve_start(registry: Registry, selector: str) -> CheckpointId:
         NotFoundError: there is and was none, or the id's digits fit several.
         UsageError: a deleted one is named by its step.
     """
-    try:
-        return resolve(registry, selector)[1]
-    except GoneError:
-        return resolve_deleted(registry, selector)[1]
+    return resolve_any(registry, selector)[1]
 
 
 def ancestors(registry: Registry, start: CheckpointId, depth: int | None = None) -> Lineage:
@@ -128,6 +125,60 @@ def descendants(registry: Registry, start: CheckpointId, depth: int | None = Non
         return (link for one in level for link in below.get(one, ()))
 
     return accounts.lineage(start, links_of, attrgetter("child"), depth)
+
+
+class Derivations:
+    """What was made from what in the models of a store that are not deleted; reads the bodies of all checkpoints."""
+
+    def __init__(self, registry: Registry) -> None:
+        """Read them.
+
+        Raises:
+            NotAllowed: this user may read no manifest.
+        """
+        self._accounts = _Accounts(registry)
+        self._below: dict[CheckpointId, list[Link]] = {}
+        for link in self._accounts.links_of(list(self._accounts.places)):
+            self._below.setdefault(link.parent, []).append(link)
+
+    @property
+    def unreadable(self) -> list[CheckpointId]:
+        """Checkpoints whose bodies cannot be read: of these nobody can tell what they were made from."""
+        return sorted(self._accounts.unreadable)
+
+    def all_from(self, starts: Iterable[CheckpointId]) -> set[CheckpointId]:
+        """Everything that was made from some checkpoints, by whatever steps, themselves included."""
+        found, pending = set(starts), list(starts)
+        while pending:
+            for link in self._below.get(pending.pop(), ()):
+                if link.child not in found:
+                    found.add(link.child)
+                    pending.append(link.child)
+        return found
+
+    def others_from(self, starts: Iterable[CheckpointId]) -> list[tuple[ModelId, CheckpointId]]:
+        """Live checkpoints that were made from some as another thing: in another model, or by a declared relation.
+
+        What merely goes on from one in the same model is none of them.
+        """
+        starts = set(starts)
+        found, seen = dict[CheckpointId, ModelId](), {(one, False) for one in starts}
+        pending = list(seen)
+        while pending:
+            one, other = pending.pop()
+            for link in self._below.get(one, ()):
+                model, held = self._accounts.places[link.child]
+                crossed = other or link.relation != CONTINUE or model != self._model_of(one)
+                if crossed and isinstance(held, Checkpoint) and link.child not in starts:
+                    found[link.child] = model
+                if (link.child, crossed) not in seen:
+                    seen.add((link.child, crossed))
+                    pending.append((link.child, crossed))
+        return sorted((model, one) for one, model in found.items())
+
+    def _model_of(self, checkpoint: CheckpointId) -> ModelId | None:
+        place = self._accounts.places.get(checkpoint)
+        return place[0] if place is not None else None
 
 
 def spread(
@@ -170,12 +221,13 @@ class _Accounts:
 
     Attributes:
         places: model and state of each checkpoint that is here or was deleted.
+        unreadable: those whose bodies could not be read.
     """
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self.places = _places(registry.state)
-        self._unreadable: set[CheckpointId] = set()
+        self.unreadable: set[CheckpointId] = set()
 
     def lineage(
         self,
@@ -212,7 +264,7 @@ class _Accounts:
             try:
                 return read_body(self._registry, model, checkpoint, state).parents
             except IntegrityError:
-                self._unreadable.add(checkpoint)
+                self.unreadable.add(checkpoint)
         return (Parent(CONTINUE, held.parent),) if held.parent is not None else ()
 
     def _node(self, checkpoint: CheckpointId) -> Node:
@@ -220,7 +272,7 @@ class _Accounts:
             return Node(checkpoint, Standing.UNKNOWN)
         model, held = self.places[checkpoint]
         standing = Standing.DELETED if isinstance(held, Gone) else Standing.HERE
-        if standing is Standing.HERE and checkpoint in self._unreadable:
+        if standing is Standing.HERE and checkpoint in self.unreadable:
             standing = Standing.UNREADABLE
         return Node(checkpoint, standing, model, _restorable(held))
 

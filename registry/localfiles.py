@@ -15,7 +15,7 @@ import msgspec
 
 from cairn.core.clock import Entropy
 from cairn.core.errors import IntegrityError, NotAllowed, ObjectExists, StorageError
-from cairn.core.ids import CheckpointId, StoreId
+from cairn.core.ids import CheckpointId, StoreId, TenantId
 from cairn.store.backends.posix import sync_folder
 from cairn.store.crypto.signing import Identity
 
@@ -59,6 +59,10 @@ class KeyHome:
         """Where the remotes of a store are noted."""
         return self.data / "remotes" / f"{store.hex()}.json"
 
+    def trust_file(self, tenant: TenantId) -> Path:
+        """Where it is noted whose signatures count for a tenant's checkpoints."""
+        return self.data / "trust" / f"{tenant.hex()}.json"
+
     def identity(self, entropy: Entropy) -> Identity:
         """The user's signing identity, created on first use.
 
@@ -66,12 +70,12 @@ class KeyHome:
         """
         path = self.state / "identity.key"
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return _read_identity(path)
+            return read_identity(path)
         fresh = Identity.generate(entropy)
         try:
             write_private(path, (fresh.seed().hex() + "\n").encode())
         except ObjectExists:  # another process was first
-            return _read_identity(path)
+            return read_identity(path)
         except StorageError:
             return fresh
         return fresh
@@ -128,12 +132,26 @@ def replace_file(path: Path, data: bytes) -> None:
         _sync_names(path.parent)
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file, if it is there, for good: its name does not come back after a power cut.
+
+    Raises:
+        StorageError: it cannot be removed.
+    """
+    with _failures(path):
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return
+        _sync_names(path.parent)
+
+
 @contextlib.contextmanager
 def _failures(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from None
+        raise StorageError(f"{path} cannot be written or removed: {error.strerror}") from None
 
 
 def _make_folder(folder: Path, mode: int = 0o700) -> None:
@@ -192,7 +210,14 @@ def _name_exclusively(temporary: Path, path: Path, data: bytes) -> None:
             raise
 
 
-def _read_identity(path: Path) -> Identity:
+def read_identity(path: Path) -> Identity:
+    """The identity in a file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        IntegrityError: it is damaged.
+        NotAllowed: it cannot be read.
+    """
     try:
         return Identity(bytes.fromhex(_read_text(path)))
     except ValueError:

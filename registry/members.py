@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from cairn.core.errors import CairnError, NotFoundError, RefusedError, UsageError
-from cairn.core.ids import ActorId, ModelId, short
+from cairn.core.ids import HASH_BYTES, ActorId, ModelId, short
 from cairn.registry.entries import Payload
 from cairn.registry.entries_rights import Given, GrantSet, MemberSet
 from cairn.registry.memberwraps import store_member_wrap, wraps_of
@@ -107,7 +107,7 @@ def grant(
         member = _grantable(state, actor, write)
         grants = {**member.grants, key: Grant(classes, write)}
         after = msgspec.structs.replace(member, grants=grants)
-        models = [key] if key else list(state.models)
+        models = [key] if key else list(state.kept_models())
         new = [one for one in models if readable(after, one) - readable(member, one)]
         return GrantSet(actor, key, classes, write, tuple(made.give(actor, after, one) for one in new))
 
@@ -139,6 +139,20 @@ def revoke(registry: Registry, actor: ActorId, model: ModelId | None) -> None:
     delete_unnamed(registry, stale)
 
 
+def find_actor(registry: Registry, text: str) -> ActorId:
+    """An actor by its whole id, the line of its identity, or as `find_member`, former members included.
+
+    Raises:
+        NotFoundError, UsageError: none, or several.
+    """
+    if len(text) == 2 * HASH_BYTES and ":" not in text:
+        try:
+            return ActorId(bytes.fromhex(text))
+        except ValueError:
+            raise UsageError(f"{text!r} is no actor's id", hint="64 hexadecimal digits") from None
+    return _found(text, {*registry.state.owners, *registry.state.members, *registry.state.people})
+
+
 def find_member(registry: Registry, text: str) -> ActorId:
     """The member that a line of an identity, or the first digits of an actor's id, means.
 
@@ -146,7 +160,10 @@ def find_member(registry: Registry, text: str) -> ActorId:
         NotFoundError, UsageError: none, or several.
     """
     state = registry.state
-    everybody = {*state.owners, *(actor for actor, member in state.members.items() if member.role)}
+    return _found(text, {*state.owners, *(actor for actor, member in state.members.items() if member.role)})
+
+
+def _found(text: str, everybody: Collection[bytes]) -> ActorId:
     digits = text.lower()
     if ":" in text:
         digits = PublicIdentity.parse(text).actor.hex()
@@ -184,12 +201,17 @@ def check_owner(registry: Registry) -> None:
 
 def _wraps_given_to(state: State, actor: bytes) -> list[str]:
     """Wraps of models' keys that a member has."""
-    return [model.readers[actor] for model in state.models.values() if actor in model.readers]
+    return [model.readers[actor] for model in state.kept_models().values() if actor in model.readers]
+
+
+def named_wraps(state: State) -> set[str]:
+    """Names of all wraps of models' keys that count."""
+    return {wrap for model in state.kept_models().values() for wrap in (model.wrap, *model.readers.values())}
 
 
 def delete_unnamed(registry: Registry, names: Collection[str]) -> None:
     """Remove wraps that the log names no longer, once the entry that replaced them is known to be there."""
-    named = {wrap for model in registry.state.models.values() for wrap in (model.wrap, *model.readers.values())}
+    named = named_wraps(registry.state)
     for name in names:
         if name not in named:
             # What stays of it opens only what its holder had; the log says that it is of no use.
@@ -214,6 +236,6 @@ class _Made:
     def append(self, build: Callable[[State], Payload]) -> None:
         """Append the entry."""
         check_owner(self.registry)
-        before = [wrap for model in self.registry.state.models.values() for wrap in model.readers.values()]
+        before = [wrap for model in self.registry.state.kept_models().values() for wrap in model.readers.values()]
         self.registry.append(build)
         delete_unnamed(self.registry, [*self.names, *before])

@@ -22,6 +22,7 @@ from cairn.store.crypto.tenant import derive
 
 _FOLDER = "keys/model"
 _GRANTED = "keys/grant"
+WRAP_FOLDERS = (_FOLDER, _GRANTED)
 _WRAP_NAME = re.compile(r"keys/(model|grant)/[0-9a-f]{32}")
 _NAME = "name"
 

@@ -8,6 +8,7 @@ from cairn.core.canonical import decode, encode
 from cairn.core.errors import NotAllowed, NotFoundError, RefMoved
 from cairn.core.ids import CheckpointId, ModelId, short
 from cairn.registry.entries import RefDelete, RefMove
+from cairn.registry.gonemodels import gone_model_error
 from cairn.registry.modelkeys import ModelKeys, new_model_keys
 from cairn.registry.names import LATEST, MAIN, check_model_name, check_ref_name, model_tag, ref_tag
 from cairn.registry.newmodels import add_model
@@ -73,18 +74,30 @@ def find_model(registry: Registry, name: str) -> ModelId:
 
     Raises:
         NotFoundError: the store has no such model.
+        GoneError: it was deleted.
     """
-    found = registry.state.model_by_tag(model_tag(registry.opened.secrets.k_log, check_model_name(name)))
+    tag = model_tag(registry.opened.secrets.k_log, check_model_name(name))
+    found = registry.state.model_by_tag(tag)
     if found is None:
+        deleted = registry.state.deleted_by_tag(tag)
+        if deleted is not None:
+            raise gone_model_error(registry, name, deleted[1])
         raise NotFoundError(f"no model {name!r} in {registry.opened.backend.url}", hint="'cairn ls' lists the models")
     return ModelId(found[0])
 
 
 def ensure_model(registry: Registry, name: str) -> ModelId:
-    """Id of a model by name, created if the store has none."""
+    """Id of a model by name, created if the store has none.
+
+    Raises:
+        GoneError: it was deleted and can be restored, so that its name is taken.
+    """
     tag = model_tag(registry.opened.secrets.k_log, check_model_name(name))
     found = registry.state.model_by_tag(tag)
     if found is None:
+        deleted = registry.state.deleted_by_tag(tag)
+        if deleted is not None and deleted[1].model is not None:
+            raise gone_model_error(registry, name, deleted[1])
         check_may_make_model(registry, name)
         add_model(registry, name, new_model_keys(registry.opened), lambda state: state.model_by_tag(tag) is not None)
         found = registry.state.model_by_tag(tag)
@@ -109,15 +122,20 @@ def check_may_make_model(registry: Registry, name: str) -> None:
 
 
 def model_name(registry: Registry, model: ModelId) -> str:
-    """The name that a model was given."""
-    sealed = registry.state.models[model].sealed_name
+    """The name that a model was given, also if it is deleted.
+
+    Raises:
+        GoneError: its keys are destroyed, and its name with them.
+    """
+    state = registry.state
+    sealed = (state.kept_model(model) or state.live_model(model)).sealed_name
     return registry.model_keys(model).open_name(sealed, f"name of model {model.hex()}")
 
 
 def list_refs(registry: Registry, model: ModelId) -> list[NamedRef]:
     """All refs of a model, by name."""
     keys = registry.model_keys(model)
-    refs = registry.state.models[model].refs.values()
+    refs = registry.state.live_model(model).refs.values()
     named = [
         NamedRef(keys.open_name(ref.sealed_name, "name of a ref"), ref.kind, CheckpointId(ref.checkpoint))
         for ref in refs
@@ -128,7 +146,7 @@ def list_refs(registry: Registry, model: ModelId) -> list[NamedRef]:
 def ref_value(registry: Registry, model: ModelId, name: str) -> CheckpointId | None:
     """What a ref points to; None if there is no such ref."""
     name = MAIN if name == LATEST else name
-    ref = registry.state.models[model].refs.get(ref_tag(registry.opened.secrets.k_log, model, name))
+    ref = registry.state.live_model(model).refs.get(ref_tag(registry.opened.secrets.k_log, model, name))
     return CheckpointId(ref.checkpoint) if ref else None
 
 
@@ -143,7 +161,7 @@ def move_ref(
     tag = ref_tag(registry.opened.secrets.k_log, model, check_ref_name(name))
 
     def build(state: State) -> RefMove:
-        check_expected(state.models[model], tag, name, expected)
+        check_expected(state.live_model(model), tag, name, expected)
         sealed = registry.model_keys(model).seal_name(name)
         return RefMove(model, tag, kind, sealed, expected, target)
 
@@ -164,7 +182,7 @@ def delete_ref(
     if check is not None:
         check(registry.state)
     tag = ref_tag(registry.opened.secrets.k_log, model, name)
-    ref = registry.state.models[model].refs.get(tag)
+    ref = registry.state.live_model(model).refs.get(tag)
     if ref is None or ref.kind != kind:
         raise NotFoundError(f"no {kind} {name!r} in this model", hint=f"'cairn {kind} MODEL' lists them")
     expected = CheckpointId(ref.checkpoint)
@@ -172,7 +190,7 @@ def delete_ref(
     def build(state: State) -> RefDelete:
         if check is not None:
             check(state)
-        check_expected(state.models[model], tag, name, expected)
+        check_expected(state.live_model(model), tag, name, expected)
         return RefDelete(model, tag, expected)
 
     registry.append(build)
@@ -236,7 +254,7 @@ def walk(registry: Registry, model: ModelId, tip: CheckpointId | None) -> Iterat
     for later: where the writers' own account leads to the same place, or on from an end, it is the fuller one.
     """
     seen: set[bytes] = set()
-    known = registry.state.models[model]
+    known = registry.state.live_model(model)
     while tip is not None and tip not in seen:
         seen.add(tip)
         behind, line, state = known.parent_of(tip), None, known.checkpoints.get(tip)
@@ -252,7 +270,7 @@ def walk(registry: Registry, model: ModelId, tip: CheckpointId | None) -> Iterat
 
 def _is_fuller(registry: Registry, model: ModelId, state: Checkpoint, claimed: bytes | None) -> bool:
     """Whether what a writer says was behind a checkpoint is here, and leads to all that this store has behind it."""
-    known, seen = registry.state.models[model], set[bytes]()
+    known, seen = registry.state.live_model(model), set[bytes]()
     if state.parent is None:
         return claimed in known.checkpoints or claimed in known.gone
     while claimed is not None and claimed != state.parent and claimed not in seen:
@@ -268,5 +286,5 @@ def _is_fuller(registry: Registry, model: ModelId, state: Checkpoint, claimed: b
 
 def ref_kind(registry: Registry, model: ModelId, name: str) -> str | None:
     """What a name is in a model: `branch`, `tag`, or None if it is free."""
-    ref = registry.state.models[model].refs.get(ref_tag(registry.opened.secrets.k_log, model, name))
+    ref = registry.state.live_model(model).refs.get(ref_tag(registry.opened.secrets.k_log, model, name))
     return ref.kind if ref else None

@@ -28,9 +28,9 @@ from cairn.registry.names import entry_name
 from cairn.registry.rights import Role
 from cairn.registry.rootkeys import KeySource as KeySource
 from cairn.registry.rootkeys import (
+    RootKeys,
     keep_root_key,
-    read_key_file,
-    root_key,
+    open_secrets,
     root_record_name,
     store_secrets,
     store_wrap_name,
@@ -52,6 +52,7 @@ class OpenStore:
         content: the tenant's content keys; None for members whose role does not come with them.
         root: the root key, or what speaks for it; None for members who are no owners.
         member_wrap: hash of the member's wrap that all this came from, if it did.
+        roots: where a root key that comes after the one at hand can be found.
     """
 
     backend: Backend
@@ -66,6 +67,7 @@ class OpenStore:
     entropy: Entropy
     key_file: Path | None
     member_wrap: bytes | None = None
+    roots: RootKeys | None = field(default=None, repr=False)
 
     @property
     def keys(self) -> TenantKeys:
@@ -159,7 +161,10 @@ def create_store(
             key_file.unlink()
         raise
     content = secrets.content(tenant)
-    opened = OpenStore(backend, store, tenant, secrets, content, root, identity, home, clock, entropy, key_file)
+    roots = RootKeys(backend, home, source, store)
+    opened = OpenStore(
+        backend, store, tenant, secrets, content, root, identity, home, clock, entropy, key_file, roots=roots
+    )
     return opened, key_file
 
 
@@ -220,7 +225,7 @@ def open_store(
     """
     clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
     store, tenant = read_format(backend)
-    identity = home.identity(entropy)
+    identity, roots = home.identity(entropy), RootKeys(backend, home, source, store)
     name = None
     if source.key_file is None and source.passphrase is None and not home.key_file(store).exists():
         name = newest_wrap(backend, identity.public)
@@ -230,18 +235,18 @@ def open_store(
     if name is not None:
         secrets, member_wrap = open_member_wrap(backend, store, identity, name)
         root = RootKey(secrets.root.generation, secrets.root.key) if secrets.root is not None else None
+        if root is not None:
+            secrets = store_secrets(backend, root, store)
     else:
-        root, key_file = root_key(backend, home, source, store)
-    if root is not None:
-        secrets = store_secrets(backend, root, store)
+        root, key_file, secrets = open_secrets(roots)
     content = secrets.content(tenant)
     return OpenStore(
-        backend, store, tenant, secrets, content, root, identity, home, clock, entropy, key_file, member_wrap
+        backend, store, tenant, secrets, content, root, identity, home, clock, entropy, key_file, member_wrap, roots
     )
 
 
-def renewed(opened: OpenStore) -> OpenStore | None:
-    """The same store with the root key that came after the one at hand; None where it cannot be found here."""
+def renewed(opened: OpenStore, generation: int) -> OpenStore | None:
+    """The same store with the root key of the generation in force; None where it cannot be found here."""
     root: RootKey | None = None
     with suppress(CairnError):
         if opened.member_wrap is not None:
@@ -249,9 +254,10 @@ def renewed(opened: OpenStore) -> OpenStore | None:
             secrets, hash_ = open_member_wrap(opened.backend, opened.store, opened.identity, name or "")
             opened = replace(opened, member_wrap=hash_)
             root = RootKey(secrets.root.generation, secrets.root.key) if secrets.root is not None else None
-        elif opened.key_file is not None:
-            root = read_key_file(opened.key_file, opened.store)
-    return replace(opened, root=root) if root is not None and root != opened.root else None
+        elif opened.roots is not None:
+            root = next((one for one, _ in opened.roots.found() if one.generation == generation), None)
+    found = root is not None and root.generation == generation and root != opened.root
+    return replace(opened, root=root) if found else None
 
 
 def tenant_id(founding: bytes) -> TenantId:

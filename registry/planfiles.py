@@ -33,18 +33,44 @@ def model_of_plan(registry: Registry, store: str, model: str) -> ModelId:
         UsageError: it is of another store.
         NotFoundError: the store has no such model.
     """
-    here = registry.opened.store.hex()
-    if store != here:
-        raise UsageError(f"the plan is of store {store}, this is {here}", hint="name it with --store")
+    check_store(registry, store)
     found = ModelId(bytes.fromhex(model))
     if found not in registry.state.models:
         raise NotFoundError(f"the store has no model {model}, which the plan is of", hint="'cairn ls' lists them")
     return found
 
 
+def check_store(registry: Registry, store: str) -> None:
+    """Raise unless a plan is of this store.
+
+    Raises:
+        UsageError: it is of another.
+    """
+    here = registry.opened.store.hex()
+    if store != here:
+        raise UsageError(f"the plan is of store {store}, this is {here}", hint="name it with --store")
+
+
+def plan_hash(plan: msgspec.Struct) -> bytes:
+    """What an approval of a plan names: BLAKE3 of its file."""
+    return blake3(encode_plan(plan)).digest()
+
+
 def encode_plan(plan: msgspec.Struct) -> bytes:
     """Canonical JSON."""
     return msgspec.json.encode(plan, order="sorted") + b"\n"
+
+
+class _Form(msgspec.Struct):
+    format: str = ""
+
+
+def form_of(data: bytes) -> str:
+    """What a plan's file says that it is; empty if it does not say so."""
+    try:
+        return msgspec.json.decode(data, type=_Form).format
+    except msgspec.MsgspecError:
+        return ""
 
 
 def decode_plan_file(

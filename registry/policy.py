@@ -1,15 +1,15 @@
 """Settings of a store, which stand in its log."""
 
 from cairn.registry.entries_audit import Policy
-from cairn.registry.fold_policy import AUDIT_READS, AuditReads, audit_reads
+from cairn.registry.fold_policy import settings_of
 from cairn.registry.registry import Registry
 
 
-def set_audit_reads(registry: Registry, value: AuditReads) -> bool:
-    """Say what becomes of the record of reads from here on; False if it is so already."""
-    if audit_reads(registry.refresh()) is value:
+def set_policy(registry: Registry, name: str, value: str) -> bool:
+    """Give a setting a value from here on; False if it has it already."""
+    if settings_of(registry.refresh()).get(name) == value:
         return False
-    registry.append(lambda state: Policy({AUDIT_READS: value.value}))
+    registry.append(lambda state: Policy({name: value}))
     return True
 
 

@@ -92,7 +92,7 @@ def publish(registry: Registry, session: Session, draft: Draft) -> CheckpointId:
 
     def build(state: State) -> Commit:
         nonlocal sealed
-        check_expected(state.models[draft.model], tag, draft.branch, draft.expected)
+        check_expected(state.live_model(draft.model), tag, draft.branch, draft.expected)
         keys = registry.model_keys(draft.model)
         if keys.generations() != sealed.generations:
             # The model's keys were rotated since. What is sealed to them is small, so it is sealed anew.

@@ -30,6 +30,7 @@ from cairn.registry.state import Model, State
 from cairn.store.cache import Cache
 from cairn.store.chunkstore import ChunkStore
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
+from cairn.store.crypto.provider import RootKey
 from cairn.store.crypto.signing import Identity
 
 
@@ -78,6 +79,10 @@ class Registry:
         if self._state.damaged_from is None:
             self._remember()
         check_membership(opened, self._state)
+        root = opened.root
+        if isinstance(root, RootKey) and root.generation != self._state.root_generation:
+            # A change of keys was stopped on its way: the other key may lie beside the one that was tried first.
+            self.opened = renewed(opened, self._state.root_generation) or opened
 
     @property
     def state(self) -> State:
@@ -216,7 +221,7 @@ class Registry:
                 return self._keys_as_of_now(model)
 
     def _keys_as_of_now(self, model: ModelId) -> ModelKeys:
-        held = self._state.models[model]
+        held = self._state.kept_model(model) or self._state.live_model(model)
         # Under another root key they are the same keys.
         sign: tuple[object, ...] = held.keys, held.readers.get(self.opened.identity.actor)
         known = self._model_keys.get(model)
@@ -232,7 +237,7 @@ class Registry:
                 raise
         # The root key was changed while we work. Where the new one is out of reach, the public halves of the log are
         # enough to seal, and what was unwrapped before to read.
-        newer = renewed(self.opened)
+        newer = renewed(self.opened, self._state.root_generation)
         if newer is not None:
             self.opened = newer
             return open_model_keys(newer, model, held)

@@ -21,15 +21,20 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Remote(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a remote lies, and the key file to open it with if that is not in its usual place."""
+    """Where a remote lies, and the key file to open it with if that is not in its usual place.
+
+    Args:
+        require_signed: take nothing from it that no trusted signer vouches for.
+    """
 
     url: str
     key_file: str = ""
+    require_signed: bool = False
 
     @staticmethod
-    def at(location: str, key_file: Path | None) -> "Remote":
+    def at(location: str, key_file: Path | None, require_signed: bool = False) -> "Remote":
         """A remote as it is noted."""
-        return Remote(plain_location(location), os.path.abspath(key_file) if key_file else "")
+        return Remote(plain_location(location), os.path.abspath(key_file) if key_file else "", require_signed)
 
 
 def noted_remotes(home: KeyHome, store: StoreId) -> dict[str, Remote]:
@@ -60,7 +65,9 @@ class Remotes:
         return dict(sorted(self._known.items()))
 
     def find(self, name: str) -> Remote:
-        """A remote by name, or by a URL or path that names it itself; an empty name means the default one.
+        """A remote by name, or by a URL or path; an empty name means the default one.
+
+        What is noted of a remote, as that it takes signed checkpoints alone, holds by its address too.
 
         Raises:
             NotFoundError: no such remote.
@@ -68,7 +75,8 @@ class Remotes:
         if name in self._known:
             return self._known[name]
         if "://" in name or os.sep in name:
-            return Remote(name)
+            place = plain_location(name)
+            return next((one for one in self._known.values() if one.url == place), Remote(name))
         if not name and (ORIGIN in self._known or len(self._known) == 1):
             return self._known.get(ORIGIN) or next(iter(self._known.values()))
         known = ", ".join(self._known) or "none"

@@ -14,6 +14,10 @@ from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import PLAN_RACES_MAX
 from cairn.registry.deletion import tombstone
 from cairn.registry.fold import BRANCH
+from cairn.registry.fold_deletion import is_held
+from cairn.registry.fold_policy import DeleteApproval, delete_approval
+from cairn.registry.holding import told
+from cairn.registry.lineage import Derivations
 from cairn.registry.models import LogLine, NamedRef, history, list_refs, model_name, walk_history
 from cairn.registry.planfiles import decode_plan_file, fingerprint, model_of_plan
 from cairn.registry.presence import PackPresence, is_whole
@@ -86,13 +90,20 @@ def plan_retention(
         for identifier, reason in _newest_whole(registry, model, refs):
             kept.setdefault(identifier, []).append(reason)
         reasons = _reasons(lines, kept, rules, now)
+    if not all(reasons) and delete_approval(state) is not DeleteApproval.OFF:
+        # No rule stands in for the second owner whom the store's policy asks for.
+        derivations = Derivations(registry)
+        for line, why in zip(lines, reasons, strict=True):
+            if not why and derivations.others_from([line.id]):
+                kept.setdefault(line.id, []).append("others were made from it")
+        reasons = _reasons(lines, kept, rules, now)
     verdicts = [
         Verdict(one.id.hex(), one.meta.step, one.saved_at, names) for one, names in zip(lines, reasons, strict=True)
     ]
+    seen = fingerprint(state.live_model(model))
     return RetentionPlan(
-        registry.opened.store.hex(), model.hex(), branch, state.length, now, fingerprint(state.models[model]), rules,
-        tuple(verdicts),
-    )  # fmt: skip
+        registry.opened.store.hex(), model.hex(), branch, state.length, now, seen, rules, tuple(verdicts)
+    )
 
 
 def apply_plan(registry: Registry, plan: RetentionPlan, grace_seconds: float = 0.0) -> list[CheckpointId]:
@@ -146,8 +157,11 @@ def decode_plan(data: bytes) -> RetentionPlan:
 
 
 def _kept_by_names(registry: Registry, model: ModelId, refs: list[NamedRef]) -> dict[CheckpointId, list[str]]:
-    """What stays since a ref names it, or is one of the newest two of a branch."""
+    """What stays since a hold keeps it, a ref names it, or it is one of the newest two of a branch."""
     kept: dict[CheckpointId, list[str]] = {}
+    held = registry.state.live_model(model)
+    if held.holds:
+        kept |= {CheckpointId(one): [told(held, one)] for one in held.checkpoints if is_held(held, one)}
     for ref in refs:
         kept.setdefault(ref.checkpoint, []).append(f"{ref.kind} {ref.name}")
         if ref.kind == BRANCH:
@@ -197,7 +211,7 @@ def _execute(registry: Registry, plan: RetentionPlan, grace_seconds: float) -> l
     model, removed = ModelId(bytes.fromhex(plan.model)), plan.removed
 
     def check(state: State) -> None:
-        if fingerprint(state.models[model]) != plan.seen:
+        if fingerprint(state.live_model(model)) != plan.seen:
             raise _void(registry, plan)
 
     if removed:

@@ -4,7 +4,8 @@ The wrap of the store's keys under the root key of generation g, and its root re
 called after the store; from generation 1 on, `.g` follows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,27 +72,95 @@ def root_record(
     return seal_root_key(store, root, passphrase, entropy) if passphrase is not None else None
 
 
-def root_key(backend: Backend, home: KeyHome, source: KeySource, store: StoreId) -> tuple[RootKey, Path | None]:
-    """The root key, and the key file that it came from, if any."""
-    path = source.key_file or home.key_file(store)
-    records = root_records(backend) if source.key_file is None and not path.exists() else {}
-    if records:
-        record = records[max(records)]
-        data = backend.read(record)
+@dataclass(frozen=True, slots=True)
+class RootKeys:
+    """The root keys that a user can get at: usually one. A change of keys that was interrupted leaves two."""
+
+    backend: Backend
+    home: KeyHome
+    source: KeySource
+    store: StoreId
+    _told: list[str] = field(default_factory=list, repr=False)
+
+    def found(self) -> Iterator[tuple[RootKey, Path | None]]:
+        """Root keys, and the key file that each belongs to, if any; those that are likely in force first.
+
+        Raises:
+            NotAllowed, WrongKey, IntegrityError: none, or what should hold it is another store's, or damaged.
+        """
+        path = self.source.key_file or self.home.key_file(self.store)
+        records = root_records(self.backend) if self.source.key_file is None and not path.exists() else {}
+        if records:
+            yield from self._in_records(records)
+            return
+        try:
+            yield read_key_file(path, self.store), path
+        except FileNotFoundError:
+            raise NotAllowed(
+                f"no key file at {path} for store {self.store.hex()} ({self.backend.url})",
+                hint="copy the key file of this store there, or name it with --key-file or CAIRN_KEY_FILE; or let an "
+                "owner make you a member: send what 'cairn identity' prints",
+            ) from None
+        with suppress(FileNotFoundError):
+            yield read_key_file(path.with_name(path.name + NEXT), self.store), path
+
+    def _in_records(self, records: dict[int, str]) -> Iterator[tuple[RootKey, Path | None]]:
+        failure: WrongKey | None = None
+        opened = False
+        for generation in sorted(records, reverse=True):
+            try:
+                yield self._in_record(records[generation]), None
+                opened = True
+            except WrongKey as error:
+                failure = failure or error
+        if failure is not None and not opened:
+            raise failure
+
+    def _in_record(self, record: str) -> RootKey:
+        data = self.backend.read(record)
         if is_service_record(data):
-            return open_service_record(data, store, f"root record {record}"), None
-        passphrase = source.passphrase or (source.ask() if source.ask else None)
-        if passphrase is None:
-            raise NotAllowed(f"{backend.url} needs its passphrase", hint="set CAIRN_PASSPHRASE")
-        return open_root_key(data, store, passphrase, f"root record {record}"), None
-    try:
-        return read_key_file(path, store), path
-    except FileNotFoundError:
-        raise NotAllowed(
-            f"no key file at {path} for store {store.hex()} ({backend.url})",
-            hint="copy the key file of this store there, or name it with --key-file or CAIRN_KEY_FILE; or let an owner "
-            "make you a member: send what 'cairn identity' prints",
-        ) from None
+            return open_service_record(data, self.store, f"root record {record}")
+        return open_root_key(data, self.store, self._passphrase(), f"root record {record}")
+
+    def _passphrase(self) -> str:
+        if not self._told:
+            told = self.source.passphrase or (self.source.ask() if self.source.ask else None)
+            if told is None:
+                raise NotAllowed(f"{self.backend.url} needs its passphrase", hint="set CAIRN_PASSPHRASE")
+            self._told.append(told)
+        return self._told[0]
+
+
+def open_secrets(roots: RootKeys) -> tuple[RootKey, Path | None, StoreSecrets]:
+    """The first root key that opens the store, the key file that it belongs to, and what it opens.
+
+    Raises:
+        WrongKey: another root key is in force.
+        NotAllowed, IntegrityError: see `RootKeys.found`, `store_secrets`.
+    """
+    failure: WrongKey | None = None
+    for root, path in roots.found():
+        try:
+            return root, path, store_secrets(roots.backend, root, roots.store)
+        except WrongKey as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+def settle_key_file(path: Path, store: StoreId, generation: int) -> None:
+    """Give the key file of the generation in force its name, where a change of keys was stopped before it did."""
+    beside = path.with_name(path.name + NEXT)
+    with suppress(FileNotFoundError):
+        if read_key_file(beside, store).generation == generation:
+            older = read_key_file(path, store).generation
+            path.replace(file_of_generation(path, older))
+            beside.replace(path)
+
+
+def file_of_generation(key_file: Path, generation: int) -> Path:
+    """Where a key file lies once another root key is in force."""
+    return key_file.with_name(f"{key_file.name}.{generation}")
 
 
 def read_key_file(path: Path, store: StoreId) -> RootKey:
@@ -125,7 +194,7 @@ def store_secrets(backend: Backend, root: RootKey, store: StoreId) -> StoreSecre
         if any(True for _ in backend.list(_STORE_WRAPS)):
             raise WrongKey(
                 f"the root key of generation {root.generation} of {backend.url} is retired: an owner made a new one",
-                hint="use the newest key file; an interrupted change of keys leaves it beside the old one, as ...next",
+                hint="use the newest key file: copy it from whoever changed the keys",
             ) from None
         raise IntegrityError(f"{backend.url} has lost the wrap {name}", hint="restore it from a backup") from None
     what = f"wrap {name}"

@@ -14,7 +14,7 @@ from cairn.core.canonical import encode
 from cairn.core.errors import CairnError, ConflictError, GoneError, RefusedError
 from cairn.core.ids import ModelId
 from cairn.registry.entries_rights import Given, KeyRotate, MemberSet, RootRotate
-from cairn.registry.localfiles import write_private
+from cairn.registry.localfiles import remove_file, write_private
 from cairn.registry.members import check_owner, delete_unnamed, secrets_of_role
 from cairn.registry.memberwraps import store_member_wrap, wrap_name, wraps_of
 from cairn.registry.modelkeys import (
@@ -29,7 +29,15 @@ from cairn.registry.newmodels import public_of
 from cairn.registry.permission import check_root, root_key_of
 from cairn.registry.registry import Registry
 from cairn.registry.rights import Role, readable
-from cairn.registry.rootkeys import NEXT, root_record, root_record_name, root_records, store_wrap_name
+from cairn.registry.rootkeys import (
+    NEXT,
+    file_of_generation,
+    root_record,
+    root_record_name,
+    root_records,
+    settle_key_file,
+    store_wrap_name,
+)
 from cairn.registry.state import State
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.keyfile import (
@@ -76,7 +84,7 @@ def _set_keys(registry: Registry, model: ModelId, change: Callable[[ModelKeys], 
 
     def build(state: State) -> KeyRotate:
         check_root(opened, state)
-        held, old = state.models[model], registry.model_keys(model)
+        held, old = state.live_model(model), registry.model_keys(model)
         keys = change(old)
         wraps = [
             give_model_keys(opened, keys, public_of(actor, state.members[actor]), readable(state.members[actor], model))
@@ -88,7 +96,7 @@ def _set_keys(registry: Registry, model: ModelId, change: Callable[[ModelKeys], 
         return made[-1]
 
     check_owner(registry)
-    held = registry.state.models[model]
+    held = registry.state.live_model(model)
     names = [held.wrap, *held.readers.values()]
     registry.append(build)
     names += [wrap for one in made for wrap in (one.wrap, *(given.wrap for given in one.wraps))]
@@ -104,13 +112,15 @@ def rotate_exposed(registry: Registry) -> list[ModelId]:
     """Rotate all keys whose rotation is due; returns the models concerned."""
     rotated = exposed_models(registry.refresh())
     for model in rotated:
-        exposed = {ComponentClass(component) for component in registry.state.models[model].exposed}
+        exposed = {ComponentClass(component) for component in registry.state.live_model(model).exposed}
         with suppress(GoneError):  # a model whose keys were destroyed has nothing to protect
             rotate_model(registry, model, exposed | {ComponentClass.META})
     return rotated
 
 
-def rotate_root(registry: Registry, passphrase: str | None = None, service: str | None = None) -> Path | None:
+def rotate_root(
+    registry: Registry, passphrase: str | None = None, service: str | None = None, *, keep_old: bool = True
+) -> Path | None:
     """Wrap everything under a new root key; returns the key file that holds it, None if it lies sealed in the store.
 
     Old key files, passphrases and recovery files open nothing from here on. Owners who are members get the new root
@@ -119,6 +129,7 @@ def rotate_root(registry: Registry, passphrase: str | None = None, service: str 
     Args:
         passphrase: the one from here on; needed where a passphrase opens the store, unless `service` is given.
         service: the key service from here on; by default the one that opens the store, if one does.
+        keep_old: keep the old key file under another name: it opens backups of the store as it was.
 
     Raises:
         RefusedError: a passphrase opens the store, and none is given.
@@ -126,8 +137,13 @@ def rotate_root(registry: Registry, passphrase: str | None = None, service: str 
     opened = registry.opened
     check_owner(registry)
     old, store = root_key_of(opened), opened.store
+    if opened.key_file is not None:
+        # The only file that holds the key in force must not be taken for the leftover of an earlier change.
+        settle_key_file(opened.key_file, store, old.generation)
     if passphrase is None and service is None:
-        service = _service_in_force(registry)
+        if needs_passphrase(registry):
+            raise RefusedError("this store has a passphrase", hint="give one: set CAIRN_NEW_PASSPHRASE, or enter it")
+        service = service_in_force(registry)
     new = RootKey(old.generation + 1, opened.entropy.token(32))
     key_file = _keep_new_root(registry, new, passphrase, service)
     backend = opened.backend
@@ -140,7 +156,7 @@ def rotate_root(registry: Registry, passphrase: str | None = None, service: str 
     def build(state: State) -> RootRotate:
         check_root(opened, state)
         models = []
-        for identifier in state.models:
+        for identifier in state.kept_models():
             with suppress(GoneError):
                 keys = registry.model_keys(ModelId(identifier))
                 models.append(Given(identifier, store_model_keys(opened, keys, new)))
@@ -155,17 +171,34 @@ def rotate_root(registry: Registry, passphrase: str | None = None, service: str 
         made.append(RootRotate(new.generation, tuple(models), tuple(owners)))
         return made[-1]
 
-    names = [model.wrap for model in registry.state.models.values()]
+    names = [model.wrap for model in registry.state.kept_models().values()]
     registry.append(build)
     delete_unnamed(registry, [*names, *(given.wrap for one in made for given in one.models)])
     if opened.key_file is not None and opened.key_file.exists():
-        # It still opens backups of the store as it was.
-        opened.key_file.replace(opened.key_file.with_name(f"{opened.key_file.name}.{old.generation}"))
+        opened.key_file.replace(file_of_generation(opened.key_file, old.generation))
     if key_file is not None:
         key_file.with_name(key_file.name + NEXT).replace(key_file)
-    _remove_older(registry, new)
     registry.opened = replace(opened, root=new, key_file=key_file)
+    if not keep_old:
+        destroy_older(registry)
+        return key_file
+    for name in _older(registry):
+        with suppress(CairnError):
+            opened.backend.delete(name)
     return key_file
+
+
+def destroy_older(registry: Registry) -> None:
+    """Remove all that older root keys opened or were kept in, in the store and beside this user's key file.
+
+    Raises:
+        StorageError: something cannot be removed.
+    """
+    key_file = registry.opened.key_file or registry.opened.home.key_file(registry.opened.store)
+    for generation in range(registry.state.root_generation):
+        remove_file(file_of_generation(key_file, generation))
+    for name in _older(registry):
+        registry.opened.backend.delete(name)
 
 
 def export_recovery(registry: Registry, path: Path) -> None:
@@ -185,13 +218,11 @@ def needs_passphrase(registry: Registry) -> bool:
     return bool(name) and not is_service_record(data)
 
 
-def _service_in_force(registry: Registry) -> str | None:
-    """The key service that opens the store; None in one with key files."""
+def service_in_force(registry: Registry) -> str | None:
+    """The key service that opens the store; None in one with key files or a passphrase."""
     name, data = _newest_record(registry)
-    if not name:
+    if not name or not is_service_record(data):
         return None
-    if not is_service_record(data):
-        raise RefusedError("this store has a passphrase", hint="give one: set CAIRN_NEW_PASSPHRASE, or enter it")
     return service_of(data, registry.opened.store, f"root record {name}")
 
 
@@ -217,15 +248,13 @@ def _keep_new_root(registry: Registry, new: RootKey, passphrase: str | None, ser
     return path
 
 
-def _remove_older(registry: Registry, new: RootKey) -> None:
-    """Remove what the old root key opened, or was kept in."""
-    opened, backend = registry.opened, registry.opened.backend
-    names = [store_wrap_name(opened.store, generation) for generation in range(new.generation)]
-    names += [name for generation, name in root_records(backend).items() if generation < new.generation]
+def _older(registry: Registry) -> list[str]:
+    """Names of what older root keys opened, or were kept in."""
+    opened, backend, newest = registry.opened, registry.opened.backend, registry.state.root_generation
+    names = [store_wrap_name(opened.store, generation) for generation in range(newest)]
+    names += [name for generation, name in root_records(backend).items() if generation < newest]
     for actor, member in registry.state.members.items():
         if member.role == Role.OWNER:
             public = public_of(actor, member)
             names += [wrap_name(public, one) for one in wraps_of(backend, public) if one < member.generation]
-    for name in names:
-        with suppress(CairnError):
-            backend.delete(name)
+    return names

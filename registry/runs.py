@@ -14,7 +14,7 @@ def open_run(registry: Registry, model: ModelId, branch: str) -> int:
 
     def build(state: State) -> RunOpen:
         nonlocal epoch
-        epoch = state.models[model].runs.get(tag, 0) + 1
+        epoch = state.live_model(model).runs.get(tag, 0) + 1
         return RunOpen(model, tag, epoch)
 
     registry.append(build)

@@ -2,14 +2,14 @@
 
 import msgspec
 
-from cairn.core.errors import IntegrityError, NotFoundError, UsageError
+from cairn.core.errors import GoneError, IntegrityError, NotFoundError, UsageError
 from cairn.core.ids import ID_PREFIX_HEX_MIN, CheckpointId, ModelId, short
 from cairn.registry.gone import check_none_gone, gone_error
 from cairn.registry.models import find_model, history, ref_value
 from cairn.registry.names import MAIN
 from cairn.registry.registry import Registry
 
-_STEP = "step:"
+STEP = "step:"
 # A step is below 2^63.
 _DIGITS_MAX = 19
 
@@ -47,15 +47,28 @@ def resolve(registry: Registry, text: str) -> tuple[ModelId, CheckpointId]:
     revision = selector.revision
     tip = ref_value(registry, model, revision)
     if tip is not None:
-        if tip not in registry.state.models[model].checkpoints:
+        if tip not in registry.state.live_model(model).checkpoints:
             raise IntegrityError(
                 f"{revision!r} points to checkpoint {short(tip)}, whose log entry is lost",
                 hint="'cairn verify' names the damaged entry; checkpoints before and after it can be read by id",
             )
         return model, tip
-    if revision.startswith(_STEP):
+    if revision.startswith(STEP):
         return model, _by_step(registry, model, revision)
     return model, _by_prefix(registry, model, selector)
+
+
+def resolve_any(registry: Registry, text: str) -> tuple[ModelId, CheckpointId]:
+    """Model and checkpoint that a selector means; by id also a deleted one.
+
+    Raises:
+        NotFoundError: there is and was none, or the id's digits fit several.
+        UsageError: a deleted one is named by its step.
+    """
+    try:
+        return resolve(registry, text)
+    except GoneError:
+        return resolve_deleted(registry, text)
 
 
 def resolve_deleted(registry: Registry, text: str) -> tuple[ModelId, CheckpointId]:
@@ -79,7 +92,7 @@ def resolve_deleted(registry: Registry, text: str) -> tuple[ModelId, CheckpointI
 
 
 def _by_step(registry: Registry, model: ModelId, revision: str) -> CheckpointId:
-    digits = revision.removeprefix(_STEP)
+    digits = revision.removeprefix(STEP)
     if not digits.isascii() or not digits.isdigit() or len(digits) > _DIGITS_MAX:
         raise UsageError(f"{revision[:80]!r} does not name a step", hint="write step: and a whole number")
     step, tip = int(digits), ref_value(registry, model, MAIN)
@@ -97,7 +110,7 @@ def _by_prefix(registry: Registry, model: ModelId, selector: Selector) -> Checkp
             f"model {selector.model!r} has no ref or checkpoint {selector.revision[:80]!r}",
             hint="'cairn branch MODEL' and 'cairn tag MODEL' list refs, 'cairn log MODEL' ids; 4 digits of one will do",
         )
-    if found in registry.state.models[model].gone:
+    if found in registry.state.live_model(model).gone:
         raise gone_error(registry, model, found)
     return found
 
@@ -108,7 +121,7 @@ def _is_prefix(revision: str) -> bool:
 
 def _with_prefix(registry: Registry, model: ModelId, selector: Selector) -> CheckpointId | None:
     """The checkpoint, deleted or not, whose id begins so; None if there is none."""
-    prefix, held = selector.revision.lower(), registry.state.models[model]
+    prefix, held = selector.revision.lower(), registry.state.live_model(model)
     found = [one for one in (*held.checkpoints, *held.gone) if one.hex().startswith(prefix)]
     if len(found) > 1:
         raise NotFoundError(f"id prefix {prefix} fits {len(found)} checkpoints", hint="write more digits")

@@ -3,13 +3,15 @@
 import struct
 from collections.abc import Collection
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 
+from cairn.core.errors import GoneError, NotFoundError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, SessionId, object_name
 from cairn.registry.entries import ObjectRef, RootRef
 from cairn.registry.entries_rights import ComponentPublic
-from cairn.registry.numbers import within
+from cairn.registry.numbers import Ranges, within
 from cairn.registry.rights import Member
 from cairn.store.index import PackRef
 
@@ -29,6 +31,26 @@ class Ref(msgspec.Struct, frozen=True):
     checkpoint: bytes
 
 
+class Attestation(NamedTuple):
+    """Where a signed statement about a checkpoint stands.
+
+    Args:
+        n, actor: the `attest` entry and who wrote it.
+        signer: who is said to have signed it, `tag` of the ref that it names, or empty, and `signed_at`, when (µs).
+    """
+
+    n: int
+    actor: bytes
+    signer: bytes
+    tag: bytes
+    signed_at: int
+
+    @property
+    def place(self) -> tuple[bytes, bytes, bytes]:
+        """What two of which one takes the other's place have in common."""
+        return self.actor, self.signer, self.tag
+
+
 class Checkpoint(msgspec.Struct, frozen=True):
     """A committed checkpoint.
 
@@ -36,6 +58,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
         parent: what its ref pointed to before.
         quarantined: collection goes on without its reachability list, which is damaged.
         verified: how thoroughly it was found whole, if it was; `verified_at`, when, by that machine's clock (ns).
+        attestations: signed statements about it.
     """
 
     n: int
@@ -52,6 +75,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     quarantined: bool = False
     verified: str = ""
     verified_at: int = 0
+    attestations: tuple[Attestation, ...] = ()
 
 
 class Gone(msgspec.Struct, frozen=True):
@@ -75,6 +99,15 @@ class Gone(msgspec.Struct, frozen=True):
     dropped_n: int | None = None
 
 
+class Hold(msgspec.Struct, frozen=True):
+    """Keeps a checkpoint (empty: all of the model) from deletion; as `HoldSet` says, by the entry's actor."""
+
+    n: int
+    actor: bytes
+    checkpoint: bytes
+    sealed_reason: bytes
+
+
 class Model(msgspec.Struct):
     """A logical model.
 
@@ -84,6 +117,7 @@ class Model(msgspec.Struct):
         gone: checkpoints that were deleted.
         readers: the wrap of each member who may read something of it.
         exposed: component classes whose newest key somebody has who may read them no longer: rotation is due.
+        holds: what keeps it, or a checkpoint of it, from deletion, by id.
     """
 
     name_tag: bytes
@@ -97,6 +131,7 @@ class Model(msgspec.Struct):
     gone: dict[bytes, Gone] = {}
     readers: dict[bytes, str] = {}
     exposed: list[int] = []
+    holds: dict[bytes, Hold] = {}
 
     def newest_keys(self) -> dict[int, ComponentPublic]:
         """The key in force of each component class."""
@@ -108,12 +143,52 @@ class Model(msgspec.Struct):
         return held.parent if held is not None else None
 
 
+class DeletedModel(msgspec.Struct, frozen=True):
+    """A deleted model.
+
+    Args:
+        n, actor, due_at, cause: of the `model.delete`; `due_at` is when it may be shredded.
+        name_tag, created_n: as the model's.
+        model: what a restore brings back; None once it is shredded.
+        shredded_n: the `shred`.
+        generation: of the root key that opened its keys then.
+        packs: that held what it alone needed: they go, however little that was.
+        destroyed_n: the entry that says that its keys are destroyed.
+    """
+
+    n: int
+    actor: bytes
+    due_at: int
+    cause: str
+    name_tag: bytes
+    created_n: int
+    model: Model | None
+    shredded_n: int | None = None
+    generation: int = 0
+    packs: Ranges = ()
+    destroyed_n: int | None = None
+
+
+class Approval(msgspec.Struct, frozen=True):
+    """Who has approved a plan of deletion, and for which models it was carried out."""
+
+    actors: list[bytes]
+    done: list[bytes]
+
+
 class Piece(msgspec.Struct, frozen=True):
     """An index piece in force and the numbers of the packs that it lists (`first` up to `first + count`)."""
 
     object: ObjectRef
     first: int
     count: int
+
+
+class Person(msgspec.Struct, frozen=True):
+    """What the log says of who an actor is, as a `PersonSet`."""
+
+    commitment: bytes
+    name: bytes
 
 
 class Void(msgspec.Struct, frozen=True):
@@ -142,6 +217,9 @@ class State(msgspec.Struct):
         root_generation: of the root key in force.
         root_exposed: somebody has it who is an owner no longer: its rotation is due.
         policy: settings, value by name.
+        deleted: models that were deleted; none of them is in `models`.
+        approvals: of plans of deletion, by their hashes.
+        people: of which actors it is recorded who they are.
         newer_from: first entry of a type that this version does not know.
         damaged_from: where the log is damaged: the entry that does not open, if one stands out, else the first
             whose signed root contradicts the bytes before it.
@@ -169,6 +247,9 @@ class State(msgspec.Struct):
     root_generation: int = 0
     root_exposed: bool = False
     policy: dict[str, str] = {}
+    deleted: dict[bytes, DeletedModel] = {}
+    approvals: dict[bytes, Approval] = {}
+    people: dict[bytes, Person] = {}
     newer_from: int | None = None
     damaged_from: int | None = None
 
@@ -186,9 +267,41 @@ class State(msgspec.Struct):
         """Whether the index offers a pack: it is numbered, not condemned and not swept."""
         return 0 <= number < self.pack_count and number not in self.condemned and not within(self.swept, number)
 
+    def live_model(self, identifier: bytes) -> Model:
+        """A model that people can read.
+
+        Raises:
+            GoneError, NotFoundError: it was deleted, or never there.
+        """
+        model = self.models.get(identifier)
+        if model is not None:
+            return model
+        deleted = self.deleted.get(identifier)
+        if deleted is None:
+            raise NotFoundError(f"the store has no model {identifier.hex()}", hint="'cairn ls' lists the models")
+        raise GoneError(
+            f"model {identifier.hex()} was deleted by log entry {deleted.n} ({deleted.cause})",
+            hint="'cairn delete status' tells more",
+        )
+
+    def kept_model(self, identifier: bytes) -> Model | None:
+        """A model whose keys exist, deleted or not."""
+        deleted = self.deleted.get(identifier)
+        return deleted.model if deleted is not None else self.models.get(identifier)
+
+    def kept_models(self) -> dict[bytes, Model]:
+        """Models whose keys exist: the live ones, and deleted ones that can be restored."""
+        deleted = {one: gone.model for one, gone in self.deleted.items() if gone.model is not None}
+        return {**self.models, **deleted} if deleted else self.models
+
     def model_by_tag(self, name_tag: bytes) -> tuple[bytes, Model] | None:
         """The model of a name tag."""
         return next(((i, model) for i, model in self.models.items() if model.name_tag == name_tag), None)
+
+    def deleted_by_tag(self, name_tag: bytes) -> tuple[bytes, DeletedModel] | None:
+        """The model of a name tag that was deleted last."""
+        found = [(i, gone) for i, gone in self.deleted.items() if gone.name_tag == name_tag]
+        return max(found, key=lambda one: one[1].n, default=None)
 
     def copy(self) -> "State":
         """An independent copy."""
@@ -246,7 +359,7 @@ def named_keys(state: State, dropped: Collection[tuple[bytes, bytes]] = ()) -> s
     """
     keys = pack_keys(state.packs)
     keys.update(object_key(piece.object, "index") for piece in state.pieces)
-    for identifier, model in state.models.items():
+    for identifier, model in state.kept_models().items():
         for checkpoint in model.checkpoints.values():
             keys.update(objects_of(checkpoint))
         for deleted, gone in model.gone.items():

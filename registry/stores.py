@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cairn.core.clock import SystemEntropy
-from cairn.core.errors import NotAStore
+from cairn.core.errors import NotAStore, NotFoundError
 from cairn.core.settings import Settings
-from cairn.registry.localfiles import KeyHome
+from cairn.registry.localfiles import KeyHome, read_identity, write_private
 from cairn.registry.location import backend_at, backend_for_new, make_place
 from cairn.registry.opened import KeySource, OpenStore
 from cairn.registry.opened import create_store as _create
@@ -103,9 +103,35 @@ def create_twin(location: str, twin: OpenStore, *, passphrase: str | None = None
     return _create(backend, _home(settings), KeySource(None, passphrase), twin=twin)
 
 
-def own_identity() -> Identity:
-    """The identity of this user, which is made on first use."""
-    return _home(Settings.from_environment()).identity(SystemEntropy())
+def own_identity(file: Path | None = None) -> Identity:
+    """The identity of this user, or of one in another file; it is made on first use.
+
+    Raises:
+        StorageError: the file is not there and cannot be written.
+    """
+    if file is None:
+        return _home(Settings.from_environment()).identity(SystemEntropy())
+    try:
+        return read_identity(file)
+    except FileNotFoundError:
+        fresh = Identity.generate(SystemEntropy())
+        write_private(file, (fresh.seed().hex() + "\n").encode())
+        return fresh
+
+
+def identity_in(file: Path) -> Identity:
+    """The identity in a file, to sign with.
+
+    Raises:
+        NotFoundError: there is none.
+        IntegrityError, NotAllowed: it is damaged, or cannot be read.
+    """
+    try:
+        return read_identity(file)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFoundError(
+            f"there is no identity in {file}", hint=f"'cairn identity --file {file}' makes one"
+        ) from None
 
 
 def _home(settings: Settings) -> KeyHome:

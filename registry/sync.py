@@ -12,25 +12,29 @@ from itertools import islice, takewhile
 import msgspec
 from msgspec.structs import replace
 
-from cairn.core.errors import ConflictError, NotAllowed, NotFoundError, RefMoved, RefusedError, UsageError
+from cairn.core.errors import ConflictError, GoneError, NotAllowed, NotFoundError, RefMoved, RefusedError, UsageError
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.progress import Progress, Silent
 from cairn.core.shown import Shown
+from cairn.registry.attestations import carry
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.delivery import Delivery, Selection
 from cairn.registry.fold import BRANCH
 from cairn.registry.forward import check_keeps_history, check_moves_forward, is_ancestor
 from cairn.registry.fullness import telling_usage
 from cairn.registry.gone import check_may_return
+from cairn.registry.gonemodels import gone_model_error
 from cairn.registry.modelkeys import check_complete
 from cairn.registry.models import delete_ref, model_name, move_ref, ref_kind, ref_value, walk_history
 from cairn.registry.names import LATEST, MAIN, check_ref_name, model_tag
 from cairn.registry.newmodels import add_model
 from cairn.registry.pins import pinned
 from cairn.registry.registry import Registry
+from cairn.registry.requirement import Vouched, check_linked, check_signed
 from cairn.registry.reseal import reseal
 from cairn.registry.rotation import adopt_keys
 from cairn.registry.selectors import parse_selector, resolve
+from cairn.registry.trust import Trust
 from cairn.store.written import WriteCounts
 
 # A commit that the rule refuses (a collector was at work) is tried again with what is missing by then.
@@ -49,6 +53,7 @@ class SendOptions(msgspec.Struct, frozen=True):
         rebase: append to the target's branch even if it holds something that the source does not know.
         repair: read all of it in the target, and send again what cannot be read there.
         history: bring the checkpoints behind it too, oldest first.
+        trust: nothing is changed unless one of these signers says that the selector means the checkpoint.
     """
 
     to: str = ""
@@ -57,6 +62,7 @@ class SendOptions(msgspec.Struct, frozen=True):
     repair: bool = False
     reseal: bool = False
     history: bool = False
+    trust: Trust | None = None
 
 
 class Sent(Shown, frozen=True):
@@ -72,6 +78,7 @@ class Sent(Shown, frozen=True):
         ahead: the ref was beyond the checkpoint, and stays; only what is behind it was wanted.
         older_brought: checkpoints behind it that the target had not.
         older_left: those that it still has not, down to the nearest one that it has.
+        signatures: signed statements that came along; `vouched`, who vouches for it, if that was asked for.
     """
 
     model: ModelId
@@ -87,6 +94,8 @@ class Sent(Shown, frozen=True):
     ahead: bool = False
     older_brought: int = 0
     older_left: int = 0
+    signatures: int = 0
+    vouched: Vouched | None = None
 
 
 def send(
@@ -98,9 +107,11 @@ def send(
         NotAllowed: the stores belong to different tenants.
         RefMoved: the target's ref has something that the source does not know; nothing was changed.
         ConflictError: the target has another model of this name.
+        GoneError: it was deleted there.
         GoneError: the checkpoint was deleted in the target, and can be restored there.
         IntegrityError: the source lacks something, or holds it damaged.
         StorageFull: the target has no room; what was sent is kept for the next try.
+        RefusedError: nobody of `options.trust` vouches for it; nothing was changed.
     """
     with telling_usage(target):
         return _send(source, target, selector, options, progress)
@@ -113,16 +124,21 @@ def _send(source: Registry, target: Registry, selector: str, options: SendOption
     target.refresh()
     model, checkpoint = resolve(source, selector)
     name, kind = _ref_to_move(source, model, selector, options.to)
+    vouched = None
+    if options.trust is not None:
+        vouched = check_signed(source, model, checkpoint, selector, options.trust, target)
+        if options.history:
+            check_linked(source, model, _down_to_lacking(source, target, model, checkpoint))
     target.check_writable()
     if options.reseal:
         if kind != BRANCH:
             raise UsageError(f"{name!r} is a tag", hint="name the branch that is to get it with --to")
         with pinned(source, model, checkpoint):
             manifest = CheckpointManifest(source, model, checkpoint)
-            return _reseal(source, target, manifest, name, options, progress)
+            return replace(_reseal(source, target, manifest, name, options, progress), vouched=vouched)
     bring_model(source, target, model)
     check_may_return(target, model, checkpoint)
-    known = target.state.models[model]
+    known = target.state.live_model(model)
     behind: Iterator[CheckpointId] = (line.id for line in islice(walk_history(source, model, checkpoint), 1, None))
     if not options.history:
         behind = takewhile(lambda one: one not in known.checkpoints, behind)
@@ -137,6 +153,7 @@ def _send(source: Registry, target: Registry, selector: str, options: SendOption
     sent = way.bring(checkpoint, (name, kind), stays=ahead)
     for one in earlier:
         sent.counts.add(one.counts)
+    signatures = sum(carry(source, target, model, one.checkpoint) for one in [*earlier, sent])
     left = way.count_lacking(older)
     return replace(
         sent,
@@ -146,6 +163,8 @@ def _send(source: Registry, target: Registry, selector: str, options: SendOption
         ahead=ahead,
         older_brought=lacking - left,
         older_left=left,
+        signatures=signatures,
+        vouched=vouched,
     )
 
 
@@ -198,7 +217,7 @@ class _Way:
         Raises:
             RefusedError: all is wanted of what the source has in part; nothing was changed.
         """
-        here, there = (one.state.models[self.model].checkpoints for one in (self.source, self.target))
+        here, there = (one.state.live_model(self.model).checkpoints for one in (self.source, self.target))
         if self.options.selection.whole and any(here[one].partial for one in chain):
             raise RefusedError(
                 f"{self.source.opened.backend.url} has some of these checkpoints in part only",
@@ -207,7 +226,7 @@ class _Way:
         held = max((at for at, one in enumerate(chain) if one in there), default=-1)
         aside, sent = f"history-of-{chain[-1].hex()}", []
         for at, one in enumerate(chain[:-1]):
-            if one in self.target.state.models[self.model].checkpoints:
+            if one in self.target.state.live_model(self.model).checkpoints:
                 sent.append(self.bring(one, (aside, BRANCH), stays=True))
             elif at > held and ref[1] == BRANCH:
                 sent.append(self.bring(one, ref))
@@ -220,12 +239,12 @@ class _Way:
 
     def count_lacking(self, checkpoints: Iterable[CheckpointId]) -> int:
         """How many of them the target does not have."""
-        known = self.target.state.models[self.model].checkpoints
+        known = self.target.state.live_model(self.model).checkpoints
         return sum(one not in known for one in checkpoints)
 
     def unknown_behind(self, before: CheckpointId | None, sent: Iterable[Sent]) -> CheckpointId | None:
         """What was brought has been put on top of, and the source does not know."""
-        here, there = (one.state.models[self.model].checkpoints for one in (self.source, self.target))
+        here, there = (one.state.live_model(self.model).checkpoints for one in (self.source, self.target))
         behind = [before, *(there[one.checkpoint].parent for one in sent if one.created)]
         unknown = [one for one in behind if one is not None and one not in here]
         return CheckpointId(unknown[-1]) if unknown else None
@@ -238,6 +257,17 @@ class _Way:
         if ref_value(self.target, self.model, branch) is not None:
             with suppress(NotFoundError, RefMoved):  # another run brings the same, and was first
                 delete_ref(self.target, self.model, branch, BRANCH)
+
+
+def _down_to_lacking(
+    source: Registry, target: Registry, model: ModelId, checkpoint: CheckpointId
+) -> list[CheckpointId]:
+    """A history, newest first, down to the last that the target does not have."""
+    chain = [line.id for line in walk_history(source, model, checkpoint)]
+    held = target.state.models.get(model)
+    while held is not None and chain and chain[-1] in held.checkpoints:
+        chain.pop()
+    return chain
 
 
 def _reseal(
@@ -275,10 +305,15 @@ def bring_model(source: Registry, target: Registry, model: ModelId) -> None:
 
     Raises:
         ConflictError: the target has another model of this name.
+        GoneError: it was deleted there.
     """
     if model in target.state.models:
         adopt_keys(target, source.model_keys(model))
         return
+    deleted = target.state.deleted.get(model)
+    if deleted is not None:
+        error = gone_model_error(target, model_name(source, model), deleted)
+        raise GoneError(f"in {target.opened.backend.url}, {error.message}", hint=error.hint)
     name = model_name(source, model)
     if target.state.model_by_tag(model_tag(target.opened.secrets.k_log, name)):
         raise ConflictError(

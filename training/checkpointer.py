@@ -242,7 +242,7 @@ class Checkpointer:
             return None
         step = None
         with contextlib.suppress(NotAllowed):  # who may write only cannot tell
-            step = open_meta(self._registry, model, self._registry.state.models[model].checkpoints[tip]).step
+            step = open_meta(self._registry, model, self._registry.state.live_model(model).checkpoints[tip]).step
         return tip, step
 
     def _claim(self, model: ModelId) -> None:

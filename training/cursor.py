@@ -14,6 +14,8 @@ from torch.utils.data import Sampler
 
 from cairn.core.canonical import encode
 from cairn.core.errors import RefusedError, UsageError
+from cairn.manifests.forms import GLOBAL_CURSOR
+from cairn.manifests.spans import epoch_samples
 
 State = dict[str, Any]
 
@@ -37,7 +39,7 @@ class GlobalCursor:
         allow: what may differ between the saved cursor and this one: nothing, or `{"global_batch"}`.
     """
 
-    form = "global_cursor"
+    form = GLOBAL_CURSOR
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class GlobalCursor:
             raise UsageError(f"allow={sorted(allow)} is not a choice", hint="only global_batch may differ")
         self.dataset_size, self.global_batch, self.seed = dataset_size, global_batch, seed
         self.shuffle, self.drop_last = shuffle, drop_last
-        self.epoch_samples = dataset_size - dataset_size % global_batch if drop_last else dataset_size
+        self.epoch_samples = epoch_samples(dataset_size, global_batch, drop_last)
         self.epoch_steps = -(-self.epoch_samples // global_batch)
         if not self.epoch_steps:
             raise UsageError(

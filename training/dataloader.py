@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler
 
 from cairn.core.errors import RefusedError, UsageError
+from cairn.manifests.forms import LOGICAL_SHARDS, RANK_LOCAL
 from cairn.training.cursor import DistributedCursorSampler, GlobalCursor, check_count, check_rank, is_count, stale
 from cairn.training.perrank import RankPlace, shown_keys
 
@@ -41,7 +42,7 @@ class LogicalShards:
         mesh: the mesh of all ranks, instead of `coordinates`.
     """
 
-    form = "logical_shards"
+    form = LOGICAL_SHARDS
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class RankLocal:
         ranks: number of ranks of the job, where neither a mesh nor `torch.distributed` tells.
     """
 
-    form = "rank_local"
+    form = RANK_LOCAL
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from cairn.core.clock import Clock
 from cairn.core.heap import collection_paused
-from cairn.manifests.schema import Key
+from cairn.manifests.provenance import PROVENANCE
 from cairn.manifests.values import encode_value
 from cairn.store.crypto.components import ComponentClass
 from cairn.training.agreement import exchange, names_to_agree
@@ -22,8 +22,6 @@ from cairn.training.leaves import Leaves, TensorLeaf
 from cairn.training.overlap import Deferred, StepHooks, copy_in_background
 from cairn.training.ranks import Ranks
 from cairn.training.tree import Collector, optimizers_in
-
-PROVENANCE = Key("provenance", ())
 
 
 def encoded_values(leaves: Leaves, provenance: Mapping[str, Any]) -> list[ContributedValue]:

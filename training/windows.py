@@ -8,11 +8,9 @@ Windows take the slabs in turn. While one is read into its slab, the others are 
 host memory that a load takes does not grow with the state.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from cairn.core.limits import MEMORY_BUDGET_BYTES
 from cairn.loader.boxes import NUMPY_OF_WIDTH, BoxPlan, StoredTensor, Target
 from cairn.loader.execute import execute
 from cairn.loader.plan import ReadPlan, plan_reads
-from cairn.manifests.pieces import cached_grid
+from cairn.manifests.pieces import cached_grid, cut_at_edges
 from cairn.manifests.tiling import Box
 from cairn.store.chunkstore import ChunkStore, Index
 from cairn.store.crypto.tenant import ContentKeys
@@ -100,7 +98,7 @@ class Windows:
             # Torch cannot copy some of these, integers of 1 to 7 bits.
             target, dtype = target.view(torch.uint8), torch.uint8
         edges = cached_grid(stored.dtype, stored.shape).edges
-        for part in _cut(box, edges, self._slab_bytes // dtype.itemsize):
+        for part in cut_at_edges(box, edges, self._slab_bytes // dtype.itemsize):
             piece = _Piece(stored, part, dtype, target[_within(part, box)], 0)
             if not self._windows or self._windows[-1].nbytes + piece.nbytes > self._slab_bytes:
                 self._windows.append(_Window())
@@ -178,25 +176,3 @@ def _within(part: Box, box: Box) -> tuple[Any, ...]:
     """The index of a part in an array of a box."""
     starts = [a - b for a, b in zip(part.offsets, box.offsets, strict=True)]
     return (*(slice(start, start + n) for start, n in zip(starts, part.lengths, strict=True)), ...)
-
-
-def _cut(box: Box, edges: Sequence[Sequence[int]], most: int) -> Iterator[Box]:
-    """Cut a box along its first axes into boxes of at most `most` elements; at tiles' edges, where one is in reach.
-
-    A tile that two pieces share is read for both.
-    """
-    if box.volume <= most:
-        yield box
-        return
-    axis = next(i for i, length in enumerate(box.lengths) if length > 1)
-    step = max(most // prod(box.lengths[axis + 1 :]), 1)
-    at, end = box.offsets[axis], box.offsets[axis] + box.lengths[axis]
-    while at < end:
-        stop = min(at + step, end)
-        if stop < end:
-            edge = edges[axis][bisect_right(edges[axis], stop) - 1]
-            stop = edge if edge > at else stop
-        offsets = (*box.offsets[:axis], at, *box.offsets[axis + 1 :])
-        lengths = (*box.lengths[:axis], stop - at, *box.lengths[axis + 1 :])
-        yield from _cut(Box(offsets, lengths), edges, most)
-        at = stop

@@ -13,9 +13,11 @@ from cairn.registry.models import list_refs, model_name, walk_history
 from cairn.registry.policy import carry_policy
 from cairn.registry.registry import Registry
 from cairn.registry.remotes import ORIGIN, Remote, Remotes
+from cairn.registry.requirement import check_signed
 from cairn.registry.selectors import resolve
 from cairn.registry.stores import create_twin, open_remote
 from cairn.registry.sync import SendOptions, send
+from cairn.registry.trust import trust_in
 
 _ALL = Selection()
 
@@ -44,6 +46,7 @@ def clone(
     progress: Progress | None = None,
     selection: Selection = _ALL,
     history: bool = False,
+    signed_by: tuple[str, ...] | None = None,
 ) -> CloneResult:
     """Create `folder`/.cairn, remember `url` as its remote `origin`, and pull.
 
@@ -54,8 +57,11 @@ def clone(
         selection: what of each.
         history: pull the checkpoints behind them too.
         key_file: of the store at `url`.
+        signed_by: lines of identities; nothing is made unless one of them vouches for each of `selectors`, nor pulled
+            later. Empty: whom this user has noted. None: no signature is asked for.
 
     Raises:
+        RefusedError: nobody vouches for one.
         DestinationExists: there is a store in the folder.
     """
     place = new_folder(folder)
@@ -63,16 +69,20 @@ def clone(
         raise DestinationExists(f"{place} exists", hint="name another folder, or use 'cairn pull' in it")
     remote = open_remote(url, key_file=key_file, ask=ask)
     try:
-        for selector in selectors:  # a wrong name is told before anything is made
-            resolve(remote, selector)
+        trust = trust_in(remote.opened, signed_by) if signed_by is not None else None
+        wanted = tuple(selectors) or tuple(_everything(remote) if trust else ())
+        for selector in wanted:  # a wrong name is told before anything is made
+            found = resolve(remote, selector)
+            if trust is not None:
+                check_signed(remote, *found, selector, trust)
         opened, written = create_twin(str(folder), remote.opened)
-        Remotes(opened).add(ORIGIN, Remote.at(url, key_file))
+        Remotes(opened).add(ORIGIN, Remote.at(url, key_file, signed_by is not None))
         local = Registry(opened)
         try:
             carry_policy(remote, local)
             fetched, refs, left = 0, [], set[bytes]()
-            for selector in selectors or _everything(remote):
-                options = SendOptions(selection=selection, history=history)
+            for selector in wanted or _everything(remote):
+                options = SendOptions(selection=selection, history=history, trust=trust)
                 sent = send(remote, local, selector, options, progress or Silent())
                 fetched += sent.counts.bytes_stored
                 refs.append(selector)

@@ -386,7 +386,7 @@ class _Commit:
 
 def objects_behind(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> list[str]:
     """Names of all objects but packs that a checkpoint needs to be read."""
-    state, of_model = registry.state, registry.state.models[model]
+    state, of_model = registry.state, registry.state.live_model(model)
     of = of_model.checkpoints[checkpoint]
     names = [store_wrap_name(registry.opened.store, state.root_generation), of_model.wrap, of.body.object_name("body")]
     names += [of.reachability.object_name("reach"), *(root.object.object_name("root") for root in of.roots)]

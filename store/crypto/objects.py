@@ -44,6 +44,8 @@ class ObjectKind(IntEnum):
     FRAGMENT = 8
     SNAPSHOT = 9
     PIN = 10
+    PERSON_KEY = 11
+    PERSON = 12
 
 
 def seal_object(class_key: bytes, store: StoreId, kind: ObjectKind, plaintext: Buffer, entropy: Entropy) -> bytes:
@@ -70,6 +72,27 @@ def open_object(class_key: bytes, store: StoreId, kind: ObjectKind, sealed: Buff
     key, commitment = _keys(class_key, store, kind, header[8:40])
     if not hmac.compare_digest(commitment, header[40:72]):
         raise IntegrityError(f"{what} was sealed under another key, or its header is damaged")
+    try:
+        return AESGCM(key).decrypt(_NONCE, view[HEADER_BYTES:], header)
+    except InvalidTag:
+        raise IntegrityError(f"{what} fails authentication") from None
+
+
+def key_of_object(class_key: bytes, store: StoreId, kind: ObjectKind, sealed: Buffer) -> bytes:
+    """The key of one sealed object, to be given away: it opens that object and no other."""
+    return _keys(class_key, store, kind, bytes(memoryview(sealed)[8:40]))[0]
+
+
+def open_by_own_key(key: bytes, kind: ObjectKind, sealed: Buffer, what: str) -> bytes:
+    """Open an object by the key that `key_of_object` told. Whether it is committed to that key cannot be checked.
+
+    Raises:
+        IntegrityError: damaged, or of another kind or key.
+    """
+    view = memoryview(sealed)
+    header = bytes(view[:HEADER_BYTES])
+    if len(view) < OVERHEAD_BYTES or len(key) != 32 or header[:8] != MAGIC + bytes((VERSION, kind, 0, 0)):
+        raise IntegrityError(f"{what} is not a sealed object of kind {kind.name.lower()}")
     try:
         return AESGCM(key).decrypt(_NONCE, view[HEADER_BYTES:], header)
     except InvalidTag:

@@ -11,6 +11,7 @@ from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hpke
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from cairn.core.clock import Entropy
 from cairn.core.errors import IntegrityError, UsageError
@@ -43,6 +44,11 @@ class PublicIdentity(NamedTuple):
                 f"{line[:24]!r}... is not the line of an identity", hint="take what 'cairn identity' prints, whole"
             )
         return PublicIdentity(ActorId(actor), agreement)
+
+    def pem(self) -> str:
+        """The signing half as other tools read it."""
+        key = Ed25519PublicKey.from_public_bytes(self.actor)
+        return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
     def fingerprint(self) -> bytes:
         """16 bytes that stand for both halves."""

@@ -12,7 +12,7 @@ import pytest
 from cairn.core.ids import ModelId
 from cairn.gc.collect import Collector
 from cairn.gc.roots import named_objects
-from cairn.registry.entries import Drop, Tombstone
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.selectors import resolve
 from cairn.registry.stores import open_store
 from cairn.store import chunkstore

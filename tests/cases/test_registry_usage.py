@@ -2,7 +2,7 @@
 
 import random
 
-from cairn.registry.entries import Drop, Tombstone
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.selectors import resolve
 from tests.cases.shell import Shell
 

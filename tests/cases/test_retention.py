@@ -7,15 +7,19 @@ from pathlib import Path
 import pytest
 
 from cairn.core.errors import GoneError
+from cairn.core.ids import ContentId
 from cairn.gc.collect import Collector
+from cairn.gc.shred import shred_due
 from cairn.registry.deletion import restore
 from cairn.registry.gone import deleted_of
+from cairn.registry.modeldeletion import delete_model
 from cairn.registry.models import history
 from cairn.registry.reachability import read_reachability
+from cairn.registry.receipts import make_receipt
 from cairn.registry.retaining import retain
 from cairn.registry.retention import Retention
 from cairn.registry.selectors import resolve
-from cairn.registry.state import name_of_key, objects_of
+from cairn.registry.state import Checkpoint, name_of_key, objects_of
 from cairn.store.backends.faults import Crash, Fail, Fault, FaultyBackend, Stopped
 from tests.cases.gates import ENTRIES, PATIENCE_SECONDS, Hold
 from tests.cases.training import Net, Runs, cairn_threads, check_is
@@ -214,3 +218,36 @@ def test_what_can_be_restored_is_collected_by_nobody(tmp_path: Path) -> None:
         checkout_to(line.site.registry(cold=True), f"m@step:{step}", out)
         assert snapshot(out) == snapshot(line.tree(step))
     assert clean(line.site)
+
+
+def test_H09_H29_with_a_model_goes_all_that_it_alone_needs_and_a_receipt_tells_what_stays(tmp_path: Path) -> None:
+    """Three versions, two names more, and chunks that another model shares."""
+    line = shared_store(tmp_path / "site")
+    line.tag(2, "good")
+    line.branch(1, "old")
+    state = line.registry.state
+    own = {name_of_key(key) for one in state.models[line.model].checkpoints.values() for key in objects_of(one)}
+    (other,) = (model for model in state.models if model != line.model)
+    reachable = {
+        model: {one for held in state.models[model].checkpoints.values() for one in ids_of(line, held)}
+        for model in (line.model, other)
+    }
+    alone = reachable[line.model] - reachable[other]
+    delete_model(line.registry, line.model, "deleted", 0.0)
+    shred_due(line.registry, lambda: None)
+    assert free(line) > 0
+    after = line.site.registry(cold=True)
+    assert not own & set(line.site.names()) and not any(after.index().locations_of(sorted(alone)))
+    assert line.model not in after.state.models
+    checkout_to(after, "n", tmp_path / "n")
+    assert snapshot(tmp_path / "n") == snapshot(line.tree(1)), "what others share is whole"
+    told = make_receipt(after, line.model).statement
+    assert (told.checkpoints, told.packs_left, told.objects_left) == (3, (), ())
+    assert told.alone.chunks == len(alone) and told.alone.stored_bytes > 0
+    shared = len(reachable[line.model] & reachable[other])
+    assert [(one.model, one.chunks) for one in told.shared] == [(other.hex(), shared)]
+    assert clean(line.site)
+
+
+def ids_of(line: History, held: Checkpoint) -> list[ContentId]:
+    return read_reachability(line.registry.opened, held)

@@ -95,8 +95,9 @@ def test_a_deleted_ref_still_has_its_name_in_the_trail(told: Shell) -> None:
 
 
 def test_settings_are_shown_and_changed(told: Shell, capfd: pytest.CaptureFixture[str]) -> None:
-    assert told("audit", "policy") == "audit_reads best_effort\n"
-    assert told.json("audit", "policy", "--reads", "required") == {"audit_reads": "required"}
+    assert told("audit", "policy") == "audit_reads best_effort\ndelete_approval off\n"
+    changed = told.json("audit", "policy", "--reads", "required", "--delete-approval", "descendants")
+    assert changed == {"audit_reads": "required", "delete_approval": "descendants"}
     assert "audit_reads=required" in told("audit", "log", "--type", "policy")
     told("audit", "policy", "--reads", "never", code=2)
 

@@ -121,7 +121,6 @@ def test_a_tag_goes_with_its_checkpoint_or_alone(shell: Shell, ids: dict[int, st
 @pytest.mark.parametrize(
     ("target", "code", "told"),
     [
-        ("m", 3, "deleting one is not built yet"),
         ("m@main", 3, "is the default branch"),
         ("m@latest", 3, "is the default branch"),
         ("m@step:3", 3, "move the branch first"),

@@ -159,3 +159,16 @@ def test_keys_are_rotated_exported_and_restored(shell: Shell, monkeypatch: pytes
 )
 def test_what_makes_no_sense_is_wrong_usage(shell: Shell, arguments: list[str]) -> None:
     shell(*arguments, code=2)
+
+
+def test_people_are_named_shown_and_erased(shell: Shell) -> None:
+    me = shell.json("whoami")["actor"]
+    assert shell("members", "person", me[:8], "--set", "Ada Example") == f"{me[:12]} is Ada Example\n"
+    told = shell.json("members", "person", me)
+    assert told["text"] == "Ada Example" and len(told["salt"]) == len(told["commitment"]) == 64
+    assert f"{me[:12]} (Ada Example)" in shell("audit", "log")
+    assert "Ada Example" in shell("members", "list") and shell.json("members", "list")[0]["person"] == "Ada Example"
+    shell("members", "person", me, "--set", "x", "--forget", code=2)
+    assert shell("members", "person", me, "--forget") == f"erased who {me[:12]} is\n"
+    assert "(Ada" not in shell("audit", "log")
+    shell("members", "person", "zz" * 32, code=2)

@@ -5,6 +5,7 @@ would do once more after an interruption: it goes on from whatever is there, and
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,18 +14,24 @@ from typing import Any
 import pytest
 
 from cairn.core.clock import Clock, SystemClock
-from cairn.core.errors import IntegrityError, NotAStore, ObjectExists
+from cairn.core.errors import GoneError, IntegrityError, NotAStore, ObjectExists
 from cairn.core.ids import CheckpointId
 from cairn.gc.collect import Collector, Options
 from cairn.gc.depth import QUICK
 from cairn.gc.operator import uncondemn_all
 from cairn.gc.repair import Repair
+from cairn.gc.shred import shred_due
 from cairn.registry import stores
+from cairn.registry.attestations import attestations, sign
 from cairn.registry.deletion import restore, tombstone
 from cairn.registry.delivery import Selection
-from cairn.registry.entries import Drop, Tombstone
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.fold import BRANCH, TAG
-from cairn.registry.models import delete_ref, history, move_ref, ref_value
+from cairn.registry.holding import add_hold, list_holds
+from cairn.registry.members import named_wraps
+from cairn.registry.modeldeletion import delete_model
+from cairn.registry.modelkeys import WRAP_FOLDERS
+from cairn.registry.models import delete_ref, find_model, history, move_ref, ref_value
 from cairn.registry.opened import create_store, open_store
 from cairn.registry.registry import Registry
 from cairn.registry.retaining import retain
@@ -36,6 +43,7 @@ from cairn.workspace.clone import clone
 from tests.faults.saves import load_and_save, saved
 from tests.faults.worlds import World, holds_tree
 from tests.support.doubles import HeldClock
+from tests.support.signing import ALICE, VERSION
 from tests.support.stores import commit_tree, tip
 from tests.support.tensors import safetensors, weights
 from tests.support.trees import write_files
@@ -162,6 +170,12 @@ def tombstoned(world: World) -> None:
     tombstone(registry, model, [history(registry, model, newest)[-1].id], "test", 3600.0)
 
 
+def two_models(world: World) -> None:
+    """Beside two steps of `m`, a model `old` that shares some of what it holds with them."""
+    steps(1, 2)(world)
+    commit_tree(world.registry(), _tree(world, 3), "old", step=3)
+
+
 def condemned(world: World) -> None:
     """As `littered`, and all of it condemned."""
     littered(world)
@@ -260,6 +274,19 @@ def untag(world: World) -> None:
         delete_ref(registry, model, "v1", TAG)
 
 
+def signed_release(world: World) -> None:
+    """Sign what `v1` means, unless it is signed."""
+    registry = world.registry()
+    if not attestations(registry, *tip(registry, "m@v1")):
+        sign(registry, "m@v1", VERSION, ALICE)
+
+
+def signed_before(world: World) -> None:
+    """As `tagged`, and the tag is signed."""
+    tagged(world)
+    signed_release(world)
+
+
 def collect(registry: Registry, times: int = 2) -> None:
     """Collect, each time after so long that whoever was silent since the last is given up."""
     for _ in range(times):
@@ -294,6 +321,27 @@ def restored(world: World) -> None:
     restore(registry, model, [CheckpointId(one) for one in registry.state.models[model].gone])
 
 
+def destroyed(world: World) -> None:
+    """Delete model `old` and destroy its keys, or go on with it."""
+    registry = world.registry()
+    with suppress(GoneError):
+        delete_model(registry, find_model(registry, "old"), "deleted", 0.0)
+    shred_due(registry, lambda: None)
+    collect(registry, 1)
+    (deleted,) = registry.refresh().deleted.values()
+    named = named_wraps(registry.state)
+    wraps = [found.name for folder in WRAP_FOLDERS for found in world.backend().list(folder)]
+    assert deleted.destroyed_n is not None and set(wraps) == named
+
+
+def held(world: World) -> None:
+    """Hold the model, unless it is held."""
+    registry = world.registry()
+    model, _ = tip(registry)
+    if not list_holds(registry):
+        add_hold(registry, model, None, "a reason")
+
+
 def committed(step: int) -> Callable[[World], None]:
     """`commit_step` as a run."""
     return lambda world: commit_step(world, step)
@@ -308,6 +356,8 @@ OPERATIONS = [
     Operation("tag", steps(2, 1), name_tip("v1", TAG)),
     Operation("branch", steps(1, 2), name_tip("next", BRANCH)),
     Operation("ref delete", tagged, untag),
+    Operation("sign", tagged, signed_release),
+    Operation("push of what is signed", signed_before, sent(selector="m@v1"), BOTH),
     Operation("first push", steps(1), sent(), BOTH),
     Operation("second push", pushed(2), sent(), BOTH),
     Operation("push of a part", steps(1), sent(selection=PART), BOTH),
@@ -320,6 +370,8 @@ OPERATIONS = [
     Operation("verify --repair", harmed, mended, BOTH),
     Operation("retain apply", steps(1, 2, 3, 4), retained, takes=frozenset({1, 2})),
     Operation("delete restore", tombstoned, restored),
+    Operation("delete a model", two_models, destroyed, takes=frozenset({3})),
+    Operation("hold", steps(1), held),
     Operation("save", saved, load_and_save, clock=SystemClock),
     Operation("clone", lonely, cloned, BOTH),
 ]

@@ -20,8 +20,9 @@ import pytest
 from cairn.core import pool
 from cairn.core.clock import Clock
 from cairn.core.errors import GoneError, IntegrityError, NotAStore
-from cairn.core.ids import ModelId
+from cairn.core.ids import CheckpointId, ModelId
 from cairn.gc.scrub import verify
+from cairn.registry.attestations import Attested, attestations
 from cairn.registry.fold import encode_state
 from cairn.registry.localfiles import KeyHome
 from cairn.registry.models import history, list_refs, model_name, open_meta
@@ -61,16 +62,18 @@ class Sight:
         refs: kind, and steps of the history from the tip back, by `model@ref`.
         problems: objects that `verify --full` complains of.
         leftovers: objects that nothing needs.
+        signed: steps of checkpoints and the names that they are signed by.
     """
 
     checkpoints: dict[str, tuple[int | None, str]]
     refs: dict[str, tuple[str, tuple[int | None, ...]]]
     problems: frozenset[str]
     leftovers: int
+    signed: tuple[tuple[int | None, str], ...] = ()
 
     def gist(self) -> object:
         """What is the same however often the work towards it was interrupted."""
-        return Counter(self.checkpoints.values()), self.refs
+        return Counter(self.checkpoints.values()), self.refs, self.signed
 
 
 @dataclass
@@ -201,7 +204,19 @@ def see(site: Site, holds: dict[int | None, Holds], place: Path) -> Sight | None
         problems = frozenset(problem.object for problem in report.errors)
         with closing(site.registry()) as warm:
             assert encode_state(warm.state) == encode_state(registry.state), "the user's cache contradicts the log"
-        return Sight(checkpoints, refs, problems, report.leftover_objects)
+        return Sight(checkpoints, refs, problems, report.leftover_objects, _signed(registry))
+
+
+def _signed(registry: Registry) -> tuple[tuple[int | None, str], ...]:
+    return tuple(
+        sorted(
+            (open_meta(registry, ModelId(model), committed).step, one.subject.name)
+            for model, known in registry.state.models.items()
+            for identifier, committed in known.checkpoints.items()
+            for one in attestations(registry, ModelId(model), CheckpointId(identifier))
+            if isinstance(one, Attested)
+        )
+    )
 
 
 def holds_tree(tree: Path) -> Holds:

@@ -2,7 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from cairn.registry.entries import Drop, Payload, Restore, Tombstone, Uncondemn
+from cairn.registry.entries import Payload, Uncondemn
+from cairn.registry.entries_deletion import Drop, Restore, Tombstone
 from cairn.registry.numbers import ranges
 from cairn.registry.state import objects_of, pack_key
 from tests.gc.explorer import KEPT, OVER, Found, Logs, Moves, Rules, World, chunk_of, explore, in_force

@@ -20,7 +20,8 @@ from cairn.gc.merging import merge_pieces
 from cairn.gc.operator import uncondemn_all
 from cairn.manifests.schema import Key
 from cairn.registry.checkpoint import CheckpointManifest
-from cairn.registry.entries import Drop, RefDelete, Restore, Supply, Tombstone
+from cairn.registry.entries import RefDelete, Supply
+from cairn.registry.entries_deletion import Drop, Restore, Tombstone
 from cairn.registry.manifestwriter import ManifestWriter
 from cairn.registry.models import CommitMeta, ensure_model, open_meta, ref_value
 from cairn.registry.numbers import ranges

@@ -12,7 +12,7 @@ from cairn.core.ids import CheckpointId, ModelId
 from cairn.gc.collect import Collected, Collector, Options
 from cairn.gc.scrub import verify
 from cairn.gc.usage import usage
-from cairn.registry.entries import Drop, Restore, Tombstone
+from cairn.registry.entries_deletion import Drop, Restore, Tombstone
 from cairn.registry.pins import Pin
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session

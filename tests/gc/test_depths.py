@@ -14,7 +14,7 @@ from cairn.gc.record import record
 from cairn.gc.report import VerifyReport
 from cairn.gc.scrub import verify
 from cairn.gc.scrub_memory import ScrubMemory
-from cairn.registry.entries import Drop, Tombstone
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.fold import TAG
 from cairn.registry.models import move_ref
 from cairn.registry.registry import Registry

@@ -15,7 +15,7 @@ from cairn.gc.doctor_machine import file_system
 from cairn.gc.record import record
 from cairn.gc.remark import ACT, FINE, Remark, size, span
 from cairn.gc.scrub import verify
-from cairn.registry.entries import Drop, Tombstone
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.pins import Pin
 from cairn.registry.reads import gather
 from cairn.registry.registry import Registry

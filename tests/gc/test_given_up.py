@@ -16,7 +16,8 @@ from cairn.gc.merging import joined, merge_pieces
 from cairn.gc.observe import list_pins
 from cairn.gc.silence import Silence
 from cairn.registry import session as sessions
-from cairn.registry.entries import MergeIndex, Restore, Supply, Tombstone
+from cairn.registry.entries import MergeIndex, Supply
+from cairn.registry.entries_deletion import Restore, Tombstone
 from cairn.registry.pins import Pin, read_pin
 from cairn.registry.reachability import read_reachability
 from cairn.registry.registry import Registry

@@ -12,7 +12,8 @@ from cairn.gc.depth import FULL
 from cairn.gc.liveness import Array
 from cairn.gc.repair import Repair
 from cairn.gc.scrub import verify
-from cairn.registry.entries import Drop, MergeIndex, Tombstone
+from cairn.registry.entries import MergeIndex
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.indexing import piece_plain
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session

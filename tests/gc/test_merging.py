@@ -6,7 +6,8 @@ from pathlib import Path
 from cairn.gc.collect import Collector
 from cairn.gc.merging import merge_pieces, rows_of_small
 from cairn.gc.scrub import verify
-from cairn.registry.entries import Drop, ObjectRef, Tombstone
+from cairn.registry.entries import ObjectRef
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.reachability import read_reachability
 from cairn.registry.state import Piece
 from tests.support.stores import Site, commit_tree, new_site, tip

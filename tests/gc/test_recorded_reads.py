@@ -9,11 +9,11 @@ from cairn.core.process import ProcessMark, this_machine
 from cairn.gc.collect import Collected, Collector
 from cairn.registry import pins
 from cairn.registry.auditlines import Trail, Wanted
-from cairn.registry.entries import Drop, Tombstone
-from cairn.registry.fold_policy import AuditReads
+from cairn.registry.entries_deletion import Drop, Tombstone
+from cairn.registry.fold_policy import AUDIT_READS, AuditReads
 from cairn.registry.logview import LogView
 from cairn.registry.pins import Pin, pinned
-from cairn.registry.policy import set_audit_reads
+from cairn.registry.policy import set_policy
 from cairn.registry.reads import ReadRecord
 from cairn.registry.registry import Registry
 from tests.support.stores import Site, commit_tree, tip
@@ -69,7 +69,7 @@ def test_the_read_of_a_reader_who_died_is_recorded(
     site: Site, old: CheckpointId, monkeypatch: pytest.MonkeyPatch, recording: AuditReads
 ) -> None:
     registry = site.registry()
-    set_audit_reads(registry, recording)
+    set_policy(registry, AUDIT_READS, recording)
     reading = site.registry()
     monkeypatch.setattr(pins, "this_process", lambda: ProcessMark(this_machine(), 1 << 30, 1))
     Pin(reading, tip(reading)[0], old)._heart.stop()

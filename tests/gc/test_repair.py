@@ -12,7 +12,7 @@ from cairn.gc.depth import FULL, QUICK, Depth
 from cairn.gc.repair import Repair, RepairReport
 from cairn.gc.scrub import verify
 from cairn.registry.delivery import Selection
-from cairn.registry.entries import Drop, Tombstone
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.registry import Registry
 from cairn.registry.sync import SendOptions, send
 from cairn.store.backends.faults import Crash, FaultyBackend, Stopped

@@ -10,7 +10,7 @@ from cairn.gc.report import VerifyReport
 from cairn.gc.scrub_open import verify_store
 from cairn.registry import shortcuts
 from cairn.registry.bundles import bundle_name, encode_bundle, read_bundle
-from cairn.registry.entries import Drop, Tombstone
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.fold import STATE_VERSION
 from cairn.registry.names import entry_name
 from cairn.registry.shortcuts import write_shortcuts

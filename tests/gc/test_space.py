@@ -15,7 +15,7 @@ from cairn.core.ids import CheckpointId, ModelId
 from cairn.gc.collect import Collector
 from cairn.gc.scrub import verify
 from cairn.gc.usage import usage
-from cairn.registry.entries import Drop, Tombstone
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.registry import Registry
 from cairn.registry.selectors import resolve
 from cairn.registry.stores import open_store

@@ -8,7 +8,7 @@ import pytest
 
 from cairn.core.errors import GoneError, IntegrityError
 from cairn.gc.collect import Collector, Options
-from cairn.registry.entries import Drop, Tombstone
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.pins import Pin
 from tests.support.stores import Site, checkout_to, commit_tree, new_site, tip
 

@@ -12,7 +12,7 @@ from cairn.gc.collect import Collector, Options
 from cairn.gc.subject import subject_of
 from cairn.gc.why_gone import Gone, why_gone
 from cairn.gc.why_kept import Reason, why_kept
-from cairn.registry.entries import Drop, Tombstone
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.fold import TAG
 from cairn.registry.models import move_ref
 from cairn.registry.pins import Pin

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from cairn.manifests.diff import FileChange, TensorChange, diff_files
+from cairn.manifests.diff import FileChange, TensorChange, diff_files, diff_values
 from cairn.manifests.diff import diff_tensors as diff_with_boxes
-from cairn.manifests.schema import FileEntry, Inline, Key, Literal, Region, TensorEntry
+from cairn.manifests.schema import FileEntry, Inline, Key, Literal, Region, TensorEntry, ValueEntry
 from cairn.manifests.tiling import Box
 
 A, B, C = bytes(32), b"\1" * 32, b"\2" * 32
@@ -80,8 +80,14 @@ def test_another_cut_is_told_from_another_content() -> None:
     thirds = cut(Region((0,), (2,), A), Region((2,), (1,), B), Region((3,), (1,), C))
     other = cut(Region((0,), (2,), C), Region((2,), (1,), B), Region((3,), (1,), C))
     assert [change.kind for change in diff_tensors([halves], [thirds])] == ["recut"]
-    assert [change.kind for change in diff_tensors([halves], [other])] == ["changed"]
+    (change,) = diff_tensors([halves], [other])
+    assert (change.kind, change.tiles_changed, change.tiles) == ("changed", None, None)
     assert diff_tensors([halves], [halves]) == []
+
+
+def test_boxes_that_are_not_here_leave_their_number_open() -> None:
+    (change,) = diff_with_boxes([tensor("a", A + B)], [tensor("a", A + C)], boxes, lambda entry: None)
+    assert (change.kind, change.tiles_changed, change.tiles) == ("changed", None, None)
 
 
 def test_a_tie_alone_is_no_change_of_content() -> None:
@@ -113,3 +119,18 @@ def test_the_same_bytes_in_other_segments_are_another_recipe() -> None:
     whole = FileEntry(b"a", "file", size=2, segments=(Inline(b"ab"),))
     cut = FileEntry(b"a", "file", size=2, segments=(Inline(b"a"), Literal(1, A)))
     assert diff_files([whole], [cut]) == [FileChange(b"a", "changed")]
+
+
+def test_values_are_added_removed_and_changed() -> None:
+    def value(name: str, data: bytes = b"x") -> ValueEntry:
+        return ValueEntry(Key("", (name,)), data)
+
+    old = [value("removed"), value("same"), value("changed"), ValueEntry(Key("", ("blocks",)), length=1, digests=A)]
+    new = [value("added"), value("same"), value("changed", b"y"), ValueEntry(Key("", ("blocks",)), length=1, digests=B)]
+    changes = {str(change.key): (change.kind, change.old, change.new) for change in diff_values(old, new)}
+    assert changes == {
+        "added": ("added", None, new[0]),
+        "blocks": ("changed", old[3], new[3]),
+        "changed": ("changed", old[2], new[2]),
+        "removed": ("removed", old[0], None),
+    }

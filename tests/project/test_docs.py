@@ -142,7 +142,9 @@ def test_wrong_mentions_are_found(tmp_path: Path) -> None:
 
 def options_of(command: click.Command) -> set[str]:
     """Spellings of a command's options."""
-    return {name for one in command.params if isinstance(one, click.Option) for name in one.opts}
+    return {
+        name for one in command.params if isinstance(one, click.Option) for name in (*one.opts, *one.secondary_opts)
+    }
 
 
 def documented_options(text: str) -> set[str]:

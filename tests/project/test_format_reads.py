@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from cairn.registry.fold_policy import AuditReads
+from cairn.registry.fold_policy import AUDIT_READS, AuditReads
 from cairn.registry.pins import Pin
-from cairn.registry.policy import set_audit_reads
+from cairn.registry.policy import set_policy
 from cairn.registry.reads import gather
 from cairn.store.backends.posix import PosixBackend
 from tests.support.stores import Site, close_environments, commit_tree, new_site, tip
@@ -67,7 +67,7 @@ def test_from_a_pin_to_an_entry(place: Place) -> None:
 def test_settings(place: Place) -> None:
     site, vault = place
     registry = site.registry()
-    set_audit_reads(registry, AuditReads.OFF)
+    set_policy(registry, AUDIT_READS, AuditReads.OFF)
     assert entry_payload(vault, registry.state.length - 1) == ("policy", {"settings": {"audit_reads": "off"}})
     pin = Pin(registry, *tip(registry))
     (path,) = (vault.folder / "pins").iterdir()

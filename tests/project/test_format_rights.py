@@ -14,7 +14,6 @@ from cairn.registry.entries import (
     TYPES,
     Abort,
     Commit,
-    Drop,
     Entry,
     Floor,
     ModelCreate,
@@ -23,14 +22,16 @@ from cairn.registry.entries import (
     RefChange,
     RefDelete,
     RootRef,
-    Tombstone,
 )
-from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, RootRotate
+from cairn.registry.entries_attest import Attest
+from cairn.registry.entries_deletion import Drop, Tombstone
+from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
 from cairn.registry.fold import apply_payload
 from cairn.registry.rights import ALL_MODELS, Role, readable
 from cairn.registry.state import State
 from tests.vectors.format.reader import decode
 from tests.vectors.format.reader_collection import Collection
+from tests.vectors.format.reader_deletion import Deletion
 from tests.vectors.format.reader_log import Log
 from tests.vectors.format.reader_rights import RULES, Rights
 
@@ -51,7 +52,7 @@ class Writer:
         makers: list[tuple[int, Callable[[], Payload]]] = [
             (3, self._model), (8, self._member), (8, self._grant), (5, self._rotate), (3, self._root),
             (6, self._commit), (1, self._tombstone), (1, self._drop), (1, lambda: Floor(0)), (1, Abort),
-            (1, self._delete),
+            (1, self._delete), (2, self._attest), (3, self._person),
         ]  # fmt: skip
         make = self._dice.choices([make for _, make in makers], [weight for weight, _ in makers])[0]
         owners = self._state.owners
@@ -100,6 +101,12 @@ class Writer:
             return MemberSet(actor, "")
         roles = [*map(str, Role), "writer", "reader", "writer", "reader"] + (["king"] if self._rarely() else [])
         return self._set(actor, self._dice.choice(roles))
+
+    def _person(self) -> PersonSet:
+        actor = self._dice.choice(ACTORS)
+        if self._dice.random() < 0.4:
+            return PersonSet(actor[:31] if self._rarely() else actor)
+        return PersonSet(actor, b"c" * (31 if self._rarely() else 32), b"n" * (15 if self._rarely() else 16))
 
     def _grant(self) -> GrantSet:
         state = self._state
@@ -150,6 +157,10 @@ class Writer:
         tag, ref = next(iter(held.refs.items()), (b"t" * 16, None)) if held else (b"t" * 16, None)
         return RefDelete(model, tag, ref.checkpoint if ref else b"c" * 32)
 
+    def _attest(self) -> Attest:
+        model, chosen = self._some(gone=False)
+        return Attest(model, chosen[0], b"", b"s" * 32, 0, b"e")
+
     def _tombstone(self) -> Tombstone:
         model, chosen = self._some(gone=False)
         held = self._state.models.get(model)
@@ -166,6 +177,7 @@ def described(state: State) -> dict[str, Any]:
     return {
         "owners": state.owners,
         "root": (state.root_generation, state.root_exposed),
+        "people": {actor: (one.commitment, one.name) for actor, one in state.people.items()},
         "members": {
             actor: (one.role, one.generation, one.hash, {key: (g.reads, g.write) for key, g in one.grants.items()})
             for actor, one in state.members.items()
@@ -186,6 +198,7 @@ def described_again(log: Log) -> dict[str, Any]:
     return {
         "owners": log.owners,
         "root": (rights.root, rights.root_exposed),
+        "people": rights.people,
         "members": {
             actor: (
                 one["role"], one["generation"], one["hash"],
@@ -207,8 +220,8 @@ def both(seed: int) -> Counter[tuple[str, bool]]:
     """Apply entries by both readers and compare after each; returns how often each was in effect, and void."""
     state, log = State(length=1, owners=[FOUNDER, RECOVERY], recovery=RECOVERY), Log.__new__(Log)
     log.owners, log.models, log.collection, log.void, log.leaves = [FOUNDER, RECOVERY], {}, Collection(), {}, []
-    log.rights = Rights()
-    log.rights.recovery = RECOVERY
+    log.rights, log.deletion = Rights(), Deletion()
+    log.rights.recovery, log.settings = RECOVERY, {}
     writer, seen = Writer(random.Random(seed), state), Counter[tuple[str, bool]]()
     for n in range(1, LENGTH):
         actor, payload = writer.draw()

@@ -14,7 +14,6 @@ from cairn.registry.entries import (
     TYPES,
     Commit,
     Condemn,
-    Drop,
     Entry,
     Floor,
     MergeIndex,
@@ -25,24 +24,25 @@ from cairn.registry.entries import (
     RefChange,
     RefDelete,
     RefMove,
-    Restore,
     RootRef,
     RunOpen,
     Supply,
     Swept,
-    Tombstone,
     Uncondemn,
     Verified,
 )
+from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Policy, Reads
+from cairn.registry.entries_deletion import Drop, Restore, Tombstone
 from cairn.registry.fold import apply_payload
 from cairn.registry.numbers import Ranges, ranges, within
 from cairn.registry.state import State, Void
 from tests.project.test_format_collected import fold_of
-from tests.vectors.format import reader_rights
+from tests.vectors.format import reader_deletion, reader_rights
 from tests.vectors.format.make_collected import describe_fold
 from tests.vectors.format.reader import decode
 from tests.vectors.format.reader_collection import Collection
+from tests.vectors.format.reader_deletion import Deletion
 from tests.vectors.format.reader_log import Log
 from tests.vectors.format.reader_rights import Rights
 
@@ -66,10 +66,10 @@ class Writer:
         if n < 3:
             return ModelCreate(named("model", n - 1, 16), named("name", n, 16), b"", (), "wrap")
         makers: list[tuple[int, Callable[[int], Payload]]] = [
-            (1, self._model), (8, self._commit), (2, self._supply), (1, self._run), (2, self._move), (1, self._unmove),
+            (1, self._model), (8, self._commit), (2, self._supply), (1, self._run), (3, self._move), (1, self._unmove),
             (6, self._condemn), (4, self._floor), (4, self._swept), (2, self._uncondemn), (3, self._index),
             (4, self._tombstone), (2, self._restore), (3, self._drop), (1, self._verify), (1, self._quarantine),
-            (1, self._policy), (1, self._reads),
+            (1, self._policy), (1, self._reads), (3, self._attest),
         ]  # fmt: skip
         return self._dice.choices([make for _, make in makers], [weight for weight, _ in makers])[0](n)
 
@@ -259,12 +259,35 @@ class Writer:
         count = 0 if self._rarely() else self._dice.randrange(1, 4)
         return Reads(tuple(self._dice.choice(bad) if self._rarely() else good for _ in range(count)))
 
+    def _attest(self, n: int) -> Attest:
+        tag = self._tag() if self._dice.random() < 0.7 else b"odd" if self._rarely() else b""
+        signer = named("signer", self._dice.randrange(2), 31 if self._rarely() else 32)
+        envelope = bytes(self._dice.choice((0, 65537)) if self._rarely() else 1)
+        return Attest(self._one_model(), self._checkpoint(), tag, signer, self._dice.randrange(9), envelope)
+
+
+def attested(state: State) -> dict[bytes, dict[tuple[bytes, bytes, bytes], tuple[int, int]]]:
+    """Entries of statements about each checkpoint, by who wrote, who signed, and the ref's tag."""
+    models = state.models.values()
+    return {
+        one: {kept.place: (kept.n, kept.signed_at) for kept in held.attestations}
+        for model in models for one, held in model.checkpoints.items() if held.attestations
+    }  # fmt: skip
+
+
+def attested_again(log: Log) -> dict[bytes, dict[tuple[bytes, bytes, bytes], tuple[int, int]]]:
+    """The same of the second reader."""
+    models = log.models.values()
+    return {
+        one: body["attested"] for model in models for one, body in model["checkpoints"].items() if "attested" in body
+    }
+
 
 def both(seed: int) -> Counter[tuple[str, bool]]:
     """Apply entries by both readers and compare after each; returns how often each was in effect, and void."""
     state, log = State(length=1, owners=[OWNER, OWNER]), Log.__new__(Log)
     log.owners, log.models, log.collection, log.void, log.leaves = [OWNER, OWNER], {}, Collection(), {}, []
-    log.rights = Rights()
+    log.rights, log.deletion = Rights(), Deletion()
     log.settings = {}
     writer, seen = Writer(random.Random(seed), state), Counter[tuple[str, bool]]()
     for n in range(1, LENGTH):
@@ -278,6 +301,7 @@ def both(seed: int) -> Counter[tuple[str, bool]]:
         log._apply(decode(encode(entry)))
         assert describe_fold(state) == fold_of(log), f"entry {n}: {payload}; {reason}; {log.void.get(n)}"
         assert state.policy == log.settings, f"entry {n}: {payload}; {reason}; {log.void.get(n)}"
+        assert attested(state) == attested_again(log), f"entry {n}: {payload}; {reason}; {log.void.get(n)}"
         seen[kind, reason is not None] += 1
     return seen
 
@@ -290,7 +314,7 @@ def test_both_readers_apply_any_entries_alike(seed: int) -> None:
 
 def test_entries_of_each_type_are_met_in_effect_and_void() -> None:
     seen = sum((both(seed) for seed in range(60)), Counter[tuple[str, bool]]())
-    kinds = set(TYPES.values()) - {"init", "abort"} - reader_rights.RULES.keys()
+    kinds = set(TYPES.values()) - {"init", "abort"} - reader_rights.RULES.keys() - reader_deletion.RULES.keys()
     missing = [(kind, void) for kind in kinds for void in (False, True) if seen[kind, void] < 5]
     assert not missing, missing
 

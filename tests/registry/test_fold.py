@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cairn.core.canonical import decode, encode
-from cairn.registry import fold, fold_collection, fold_uploads
+from cairn.registry import fold, fold_collection, fold_deletion, fold_uploads
 from cairn.registry.entries import Abort, ObjectRef, Payload, RefChange, RefDelete, RefMove, RootRef, RunOpen, Supply
 from cairn.registry.fold import decode_state, encode_state
 from cairn.registry.state import Checkpoint, Piece, Ref, State
@@ -139,7 +139,10 @@ def test_a_stranger_changes_nothing(state: State) -> None:
 
 def test_models_have_distinct_ids_and_names(state: State) -> None:
     assert void(state, model_create(MODEL, b"x")) == "a model with this id exists"
-    assert void(state, model_create(b"x" * 16, b"name")) == "a model with this name exists"
+    assert (
+        void(state, model_create(b"x" * 16, b"name"))
+        == "a model with this name exists, or was deleted and can be restored"
+    )
 
 
 COMMITS = {
@@ -347,7 +350,7 @@ def test_a_run_is_void(state: State, payload: Payload, reason: str) -> None:
 
 
 def test_every_reason_in_the_code_has_a_test() -> None:
-    sources = [Path(module.__file__ or "") for module in (fold, fold_collection, fold_uploads)]
+    sources = [Path(module.__file__ or "") for module in (fold, fold_collection, fold_deletion, fold_uploads)]
     trees = [ast.parse(source.read_text()) for source in sources]
     returned = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Return)]
     reasons = {one.value for one in returned if isinstance(one, ast.Constant) and isinstance(one.value, str)}

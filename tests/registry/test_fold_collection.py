@@ -8,7 +8,6 @@ import pytest
 from cairn.core.ids import SessionId
 from cairn.registry.entries import (
     Condemn,
-    Drop,
     Floor,
     MergeIndex,
     ObjectRef,
@@ -16,12 +15,11 @@ from cairn.registry.entries import (
     Quarantine,
     RefDelete,
     RefMove,
-    Restore,
     Swept,
-    Tombstone,
     Uncondemn,
     Verified,
 )
+from cairn.registry.entries_deletion import Drop, Restore, Tombstone
 from cairn.registry.fold import encode_state
 from cairn.registry.state import Piece, State, object_key, pack_records
 from tests.support.logs import MAIN, MODEL, OBJECT, SESSION, TAG, LogMaker, commit_entry, model_create, packs

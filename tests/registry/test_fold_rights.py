@@ -11,24 +11,22 @@ from cairn.registry import fold_rights
 from cairn.registry.entries import (
     Abort,
     Condemn,
-    Drop,
     Floor,
     MergeIndex,
     Payload,
     Quarantine,
     RefDelete,
     RefMove,
-    Restore,
     RootRef,
     RunOpen,
     Supply,
     Swept,
-    Tombstone,
     Uncondemn,
     Verified,
 )
 from cairn.registry.entries_audit import Policy, Reads
-from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, RootRotate
+from cairn.registry.entries_deletion import Drop, Restore, Tombstone
+from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
 from cairn.registry.fold import encode_state
 from cairn.registry.rights import Role
 from cairn.registry.state import State
@@ -363,6 +361,27 @@ def test_a_new_root_key_replaces_wraps_and_nothing_else(state: State) -> None:
     assert set(state.models[MODEL].readers.values()) == {"keys/grant/writer", "keys/grant/reader"}
 
 
+PEOPLE = {
+    "no actor": (PersonSet(b"short", b"c" * 32, b"n" * 16), "it is of no actor"),
+    "nobody": (PersonSet(STRANGER), "nothing is recorded of its actor"),
+    "commitment": (PersonSet(STRANGER, b"c", b"n" * 16), "its commitment or its name is not of the right length"),
+    "name": (PersonSet(STRANGER, b"c" * 32), "its commitment or its name is not of the right length"),
+}
+
+
+@pytest.mark.parametrize(("payload", "reason"), PEOPLE.values(), ids=PEOPLE)
+def test_an_entry_about_a_person_is_void(state: State, payload: PersonSet, reason: str) -> None:
+    assert void(state, payload) == reason
+
+
+def test_of_a_person_the_newest_commitment_counts_until_it_is_erased(state: State) -> None:
+    for name in (b"1" * 16, b"2" * 16):
+        assert LOG.apply(state, PersonSet(STRANGER, b"c" * 32, name)) is None
+        assert state.people[STRANGER].name == name
+    assert LOG.apply(state, PersonSet(STRANGER)) is None
+    assert state.people == {}
+
+
 def test_every_reason_in_the_code_has_a_test() -> None:
     tree = ast.parse(Path(fold_rights.__file__).read_text())
     said = {
@@ -372,6 +391,6 @@ def test_every_reason_in_the_code_has_a_test() -> None:
         for node in ast.walk(found)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    told = Path(__file__).read_text()
+    told = Path(__file__).read_text() + Path(__file__).with_name("test_fold_deletion.py").read_text()
     assert len(said) > 15
     assert [reason for reason in sorted(said) if reason.strip(", ") not in told] == []

@@ -8,7 +8,7 @@ from cairn.core.errors import NotAllowed, NotFoundError, RefusedError, UsageErro
 from cairn.gc.collect import Collector, Options
 from cairn.gc.scrub import verify
 from cairn.registry.checkpoint import CheckpointManifest
-from cairn.registry.entries import Drop, Tombstone
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.members import find_member, grant, remove_member, revoke, set_role
 from cairn.registry.memberwraps import wrap_name
 from cairn.registry.models import history, list_refs, model_name, move_ref

@@ -11,10 +11,10 @@ from cairn.core.limits import READS_PER_ENTRY
 from cairn.registry import reads as recorded
 from cairn.registry.auditlines import AuditLine, Trail, Wanted
 from cairn.registry.entries_audit import Policy, Reads
-from cairn.registry.fold_policy import AuditReads, audit_reads
+from cairn.registry.fold_policy import AUDIT_READS, AuditReads, audit_reads
 from cairn.registry.logview import LogView
 from cairn.registry.pins import Pin, pinned
-from cairn.registry.policy import carry_policy, set_audit_reads
+from cairn.registry.policy import carry_policy, set_policy
 from cairn.registry.reads import ReadRecord, ended_reads, gather, open_read, sign_read
 from cairn.registry.registry import Registry
 from cairn.store.backends.faults import Crash, Fail, FaultyBackend, Stopped
@@ -117,7 +117,7 @@ def test_a_record_that_cannot_be_written(
     site: Site, found: Found, recording: AuditReads, call: int | None, left: str
 ) -> None:
     """Where it must be kept, the pin stays: whoever gives it up finds the same signed bytes in it."""
-    set_audit_reads(site.registry(), recording)
+    set_policy(site.registry(), AUDIT_READS, recording)
     failing = FaultyBackend(site.backend, [Fail(op="create", name="pins/*.ended", call=call, error=StorageError)])
     Pin(site.registry(failing), *found).release()
     assert pins(site) == [one for one in [left] if one]
@@ -179,7 +179,7 @@ def test_by_default_a_read_only_mount_is_read_and_it_is_told(site: Site, found: 
 
 
 def test_required_refuses_to_read_what_it_cannot_record(site: Site, found: Found) -> None:
-    assert set_audit_reads(site.registry(), AuditReads.REQUIRED)
+    assert set_policy(site.registry(), AUDIT_READS, AuditReads.REQUIRED)
     registry = site.registry(read_only(site))
     with pytest.raises(NotAllowed, match="recorded"), pinned(registry, *found):
         raise AssertionError("it was read")
@@ -188,7 +188,7 @@ def test_required_refuses_to_read_what_it_cannot_record(site: Site, found: Found
 
 
 def test_off_leaves_nothing(site: Site, found: Found) -> None:
-    set_audit_reads(site.registry(), AuditReads.OFF)
+    set_policy(site.registry(), AUDIT_READS, AuditReads.OFF)
     with pinned(site.registry(), *found) as held:
         assert held and pins(site) == ["pin"], "it protects all the same"
     assert pins(site) == []
@@ -200,9 +200,9 @@ def test_off_leaves_nothing(site: Site, found: Found) -> None:
 def test_settings_are_kept_and_change_by_entries(site: Site, found: Found) -> None:
     registry = site.registry()
     assert audit_reads(registry.state) is AuditReads.BEST_EFFORT
-    assert not set_audit_reads(registry, AuditReads.BEST_EFFORT)
+    assert not set_policy(registry, AUDIT_READS, AuditReads.BEST_EFFORT)
     for value in AuditReads:
-        set_audit_reads(registry, value)
+        set_policy(registry, AUDIT_READS, value)
         assert audit_reads(site.registry(cold=True).state) is value
 
 
@@ -210,10 +210,10 @@ def test_a_new_store_of_the_tenant_gets_the_settings(site: Site, tmp_path: Path)
     source, target = site.registry(), twin_of(site).registry()
     carry_policy(source, target)
     assert target.state.length == 1
-    set_audit_reads(source, AuditReads.REQUIRED)
+    set_policy(source, AUDIT_READS, AuditReads.REQUIRED)
     carry_policy(source, target)
     assert audit_reads(target.state) is AuditReads.REQUIRED
-    set_audit_reads(target, AuditReads.OFF)
+    set_policy(target, AUDIT_READS, AuditReads.OFF)
     carry_policy(source, target)
     assert audit_reads(target.state) is AuditReads.OFF, "a store that has settings keeps them"
 

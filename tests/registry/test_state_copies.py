@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from cairn.gc.collect import Collector, Options
-from cairn.registry.entries import Drop, Tombstone
+from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.reachability import read_reachability
 from cairn.store.backends.faults import FaultyBackend
 from tests.support.stores import Site, commit_tree, new_site, tip

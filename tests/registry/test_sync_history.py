@@ -7,7 +7,7 @@ import pytest
 from cairn.core.errors import RefMoved, RefusedError, UsageError
 from cairn.registry import models
 from cairn.registry.delivery import Selection
-from cairn.registry.entries import Tombstone
+from cairn.registry.entries_deletion import Tombstone
 from cairn.registry.fold import TAG
 from cairn.registry.models import find_model, history, list_refs, move_ref, open_meta
 from cairn.registry.registry import Registry

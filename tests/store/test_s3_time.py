@@ -1,5 +1,6 @@
 """S3 and time: slow, silent and hasty servers, and large objects."""
 
+import calendar
 import socket
 import threading
 import time
@@ -10,7 +11,8 @@ import pytest
 
 from cairn.core.errors import AnswerLost, NotAllowed, Unavailable
 from cairn.store.backends import connections, patience
-from tests.support.fake_s3 import FakeS3, fake_s3
+from tests.support.doubles import HeldClock
+from tests.support.fake_s3 import FakeS3, Fault, Reply, fake_s3, refusal
 
 
 def test_D19_nothing_is_sent_in_parts() -> None:
@@ -78,3 +80,27 @@ def test_a_refusal_before_all_is_sent_is_read() -> None:
 
     with scripted(refuse) as fake, pytest.raises(NotAllowed):
         fake.backend().create("a", [bytes(8 << 20)])
+
+
+def test_H11_an_upload_may_last_longer_than_any_signature_is_good_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No address is presigned: each request, and each repetition, is signed when it is sent; what is done is kept."""
+    good_seconds, clock = 2, HeldClock()
+    with fake_s3() as fake:
+        serve, ages = fake._serve, list[float]()
+
+        def strictly(method: str, target: str, headers: dict[str, str], body: bytes) -> Reply:
+            signed = calendar.timegm(time.strptime(headers["x-amz-date"], "%Y%m%dT%H%M%SZ"))
+            ages.append(clock.wall_ns() / 1e9 - signed)
+            if ages[-1] > good_seconds:
+                return refusal(403, "RequestExpired")
+            clock.sleep(1.0)
+            return serve(method, target, headers, body)
+
+        monkeypatch.setattr(fake, "_serve", strictly)
+        busy = refusal(503, "SlowDown", Retry_After="5")
+        fake.script = [Fault("PUT", call, reply=busy) for call in (7, 8, 15)]
+        s3, began = fake.backend(clock), clock.wall_ns()
+        for number in range(20):
+            s3.create(f"part-{number:02}", [bytes(1000)])
+        assert clock.wall_ns() - began > 20 * good_seconds * 10**9 / 2
+        assert len(fake.objects) == 20 and fake.asked("PUT") == 23 and max(ages) < good_seconds

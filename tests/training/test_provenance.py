@@ -13,8 +13,9 @@ import torch
 from blake3 import blake3
 
 from cairn.core.errors import NotFoundError, RefusedError
+from cairn.core.redaction import REDACTED, redacted_argv, secret_in
 from cairn.training import provenance
-from cairn.training.provenance import ABSENT, PATCH_BYTES_MAX, REDACTED, capture_provenance, redacted_argv, secret_in
+from cairn.training.provenance import ABSENT, PATCH_BYTES_MAX, capture_provenance
 
 
 def git(folder: Path, *words: str) -> str:

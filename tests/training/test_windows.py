@@ -11,12 +11,13 @@ import torch
 from cairn.core.errors import IntegrityError
 from cairn.core.limits import MEMORY_BUDGET_BYTES
 from cairn.loader.boxes import StoredTensor
+from cairn.manifests.pieces import cut_at_edges
 from cairn.manifests.tiling import Box
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.selectors import resolve
 from cairn.training import loading, windows
 from cairn.training.loading import stored_tensor
-from cairn.training.windows import Windows, _cut
+from cairn.training.windows import Windows
 from tests.cases.training import MODEL, Runs, bits
 from tests.support.lanes import LazyLane, lazy_host
 
@@ -204,7 +205,7 @@ def test_slabs_of_a_default_load_fit_the_budget() -> None:
 def test_cuts_cover_a_box_once_and_end_at_edges_of_tiles(most: int) -> None:
     box, edges = Box((3, 10, 0), (5, 90, 16)), [(0, 8), (0, 32, 64, 96, 128), (0, 16)]
     count = torch.zeros(8, 128, 16, dtype=torch.int64)
-    for part in _cut(box, edges, most):
+    for part in cut_at_edges(box, edges, most):
         assert 0 < part.volume <= most
         count[tuple(slice(o, o + n) for o, n in zip(part.offsets, part.lengths, strict=True))] += 1
         if most == 1000:

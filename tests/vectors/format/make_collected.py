@@ -20,20 +20,18 @@ from cairn.gc.operator import uncondemn_all
 from cairn.registry.entries import (
     Commit,
     Condemn,
-    Drop,
     Floor,
     MergeIndex,
     Payload,
     Quarantine,
-    Restore,
     Supply,
     Swept,
-    Tombstone,
     Uncondemn,
     Verified,
     open_entry,
     payload_of,
 )
+from cairn.registry.entries_deletion import Drop, Restore, Tombstone
 from cairn.registry.models import move_ref
 from cairn.registry.names import entry_name
 from cairn.registry.pins import Pin

@@ -14,6 +14,8 @@ def policy(log: "Log", body: Fields, n: int) -> str | None:
     settings = body["settings"]
     if not settings or settings.get("audit_reads", "off") not in ("required", "best_effort", "off"):
         return "it sets nothing, or something impossible"
+    if settings.get("delete_approval", "off") not in ("off", "descendants"):
+        return "an impossible setting"
     log.settings |= settings
     return None
 

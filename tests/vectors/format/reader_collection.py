@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tests.vectors.format.reader import Fields
+from tests.vectors.format.reader_deletion import carried_out, is_held, kept, unapproved
 
 if TYPE_CHECKING:
     from tests.vectors.format.reader_log import Log
@@ -139,7 +140,7 @@ def named(log: "Log") -> set[int | bytes]:
     held = log.collection
     keys: set[int | bytes] = {pack[:28] + bytes((PACK,)) for pack in held.packs}
     keys |= {key_of(piece, INDEX) for piece, _, _ in held.pieces}
-    for model in log.models.values():
+    for model in kept(log).values():
         for checkpoint in (*model["checkpoints"].values(), *model["deleted"].values()):
             keys |= objects_of(checkpoint) if checkpoint else set()
     return keys
@@ -199,6 +200,11 @@ def tombstone(log: "Log", body: Fields, n: int) -> str | None:
         return "its model does not exist, or its checkpoints are not listed properly"
     if not model["checkpoints"].keys() >= set(chosen) or {ref[1] for ref in model["refs"].values()} & set(chosen):
         return "one of its checkpoints does not exist, or a ref names it"
+    if any(is_held(model, one) for one in chosen):
+        return "one of its checkpoints is held"
+    if reason := unapproved(log, body, log.actor):
+        return reason
+    carried_out(log, body)
     for one in chosen:
         model["deleted"][one] = model["checkpoints"].pop(one)
     return None
@@ -217,6 +223,8 @@ def restore(log: "Log", body: Fields, n: int) -> str | None:
 def drop(log: "Log", body: Fields, n: int) -> str | None:
     if reason := _not_deleted(log, body):
         return reason
+    if any(is_held(log.models[body["model"]], one) for one in body["checkpoints"]):
+        return "one of its checkpoints is held"
     log.models[body["model"]]["deleted"] |= dict.fromkeys(body["checkpoints"])
     return None
 
@@ -239,8 +247,8 @@ def verify(log: "Log", body: Fields, n: int) -> str | None:
 
 def quarantine(log: "Log", body: Fields, n: int) -> str | None:
     held = log.models.get(body["model"], {"checkpoints": {}})["checkpoints"].get(body["checkpoint"])
-    if held is None:
-        return "its checkpoint does not exist"
+    if held is None or is_held(log.models[body["model"]], body["checkpoint"]):
+        return "its checkpoint does not exist, or is held"
     held["quarantined"] = True
     return None
 

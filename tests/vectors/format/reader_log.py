@@ -5,9 +5,10 @@ import hashlib
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from tests.vectors.format import reader_audit, reader_collection, reader_rights
+from tests.vectors.format import reader_attest, reader_audit, reader_collection, reader_deletion, reader_rights
 from tests.vectors.format.reader import LOG_ENTRY, MIB, Damaged, Fields, Vault, decode, hash_of, require
 from tests.vectors.format.reader_collection import Collection, objects_of
+from tests.vectors.format.reader_deletion import Deletion, kept
 from tests.vectors.format.reader_rights import Rights, given, retired
 
 
@@ -29,6 +30,7 @@ class Log:
         self.collection = Collection()
         self.rights = Rights()
         self.settings: dict[str, str] = {}
+        self.deletion = Deletion()
         self.void: dict[int, str] = {}
         self.leaves: list[bytes] = []
         suspects: list[int] = []
@@ -43,6 +45,12 @@ class Log:
             self.leaves.append(hashlib.sha256(b"\0" + stored).digest())
         require(not suspects, f"the log is damaged before entry {suspects[:1]}")
         require(self.owners != [], "entry 0 is missing")
+
+    def entry(self, n: int) -> Fields:
+        """One entry, opened again."""
+        stored = self._stored(n)
+        require(stored is not None, "no such entry")
+        return self._open(n, stored or b"")
 
     def _stored(self, n: int) -> bytes | None:
         path = self._vault.folder / f"log/{n // 4096:08d}/{n:012d}"
@@ -74,6 +82,7 @@ class Log:
 
     def _apply(self, entry: Fields) -> None:
         n, kind, body = entry["n"], entry["type"], decode(entry["payload"])
+        self.actor, self.claimed_at = entry["actor"], entry["claimed_at"]
         require(entry["format"] == 1 and kind in _RULES, f"entry {n} needs a newer reader")
         if n == 0:
             require(kind == "init" and body["owner"] == entry["actor"], "entry 0 is no init entry")
@@ -85,19 +94,29 @@ class Log:
             self.rights.due |= {(body["model"], one): body["due_at"] for one in body["checkpoints"]}
 
     def _model_create(self, body: Fields, n: int) -> str | None:
-        if any(m["name_tag"] == body["name_tag"] or i == body["model"] for i, m in self.models.items()):
-            return "the model exists"
+        if any(m["name_tag"] == body["name_tag"] or i == body["model"] for i, m in kept(self).items()):
+            return "the model exists, or can be restored"
+        if body["model"] in self.deletion.models:
+            return "the model was deleted"
         readers = given(body.get("wraps", ()))
         if readers is None or readers.keys() != self.rights.read_all():
             return "its wraps leave out a reader"
         rights = {"readers": readers, "exposed": set()}
-        self.models[body["model"]] = {**body, **rights, "refs": {}, "checkpoints": {}, "deleted": {}, "runs": {}}
+        self.models[body["model"]] = {
+            **body,
+            **rights,
+            "refs": {},
+            "checkpoints": {},
+            "deleted": {},
+            "runs": {},
+            "holds": {},
+        }
         return None
 
     def _commit(self, body: Fields, n: int) -> str | None:
         model, change = self.models.get(body["model"]), body["ref"]
         kind, held = change.get("kind", "branch"), self.collection
-        if model is None or any(self._holds(m, body["checkpoint"]) for m in self.models.values()):
+        if model is None or any(self._holds(m, body["checkpoint"]) for m in kept(self).values()):
             return "its model does not exist, or its checkpoint does"
         if retired(model, body):
             return "it is sealed to retired keys"
@@ -174,6 +193,8 @@ _RULES = {
     **reader_collection.RULES,
     **reader_rights.RULES,
     **reader_audit.RULES,
+    **reader_deletion.RULES,
+    **reader_attest.RULES,
 }
 
 

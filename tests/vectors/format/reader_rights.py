@@ -4,12 +4,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tests.vectors.format.reader import Fields
+from tests.vectors.format.reader_deletion import kept as kept_models
 
 if TYPE_CHECKING:
     from tests.vectors.format.reader_log import Log
 
 META = 0
-WRITES = ("commit", "supply", "run.open", "ref.move", "ref.delete")
+WRITES = ("commit", "supply", "run.open", "ref.move", "ref.delete", "attest")
 COLLECTS = ("gc.condemn", "gc.floor", "gc.swept", "gc.uncondemn", "index", "verify", "reads", "drop")
 ROLES = ("owner", "writer", "reader", "collector", "auditor")
 
@@ -21,6 +22,7 @@ class Rights:
         self.members: dict[bytes, Fields] = {}
         self.recovery, self.root, self.root_exposed = b"", 0, False
         self.due: dict[tuple[bytes, bytes], int] = {}
+        self.people: dict[bytes, tuple[bytes, bytes]] = {}
 
     def role(self, actor: bytes) -> str:
         """A member's role; empty for anybody else."""
@@ -61,9 +63,9 @@ class Rights:
 
     def change(self, log: "Log", actor: bytes, member: Fields) -> None:
         """Take over a member, and expose what it may read no longer."""
-        before = {model: self.reads(actor, model) for model in log.models}
+        before = {model: self.reads(actor, model) for model in kept_models(log)}
         self.members[actor] = member
-        for model, held in log.models.items():
+        for model, held in kept_models(log).items():
             lost = before[model] - self.reads(actor, model)
             if actor in held["readers"] and member["role"] != "owner":
                 held["exposed"] |= lost
@@ -119,7 +121,7 @@ def _member(log: "Log", body: Fields, n: int) -> str | None:
     elif role != "owner" and actor in log.owners:
         log.owners.remove(actor)
         rights.root_exposed = True
-        for held in log.models.values():
+        for held in kept_models(log).values():
             held["exposed"] = set(newest(held))
     return None
 
@@ -135,7 +137,7 @@ def _grant(log: "Log", body: Fields, n: int) -> str | None:
     grants = {m: one for m, one in member["grants"].items() if m != model}
     if reads or body["write"]:
         grants[model] = {"reads": reads, "write": body["write"]}
-    models = list(log.models) if not model else [model]
+    models = list(kept_models(log)) if not model else [model]
     before = {one: rights.reads(actor, one) for one in models}
     rights.members[actor] = {**member, "grants": grants}
     after = {one: rights.reads(actor, one) for one in models}
@@ -145,7 +147,7 @@ def _grant(log: "Log", body: Fields, n: int) -> str | None:
         return "its wraps are of other models"
     rights.change(log, actor, {**member, "grants": grants})
     for one, wrap in wraps.items():
-        log.models[one]["readers"][actor] = wrap
+        kept_models(log)[one]["readers"][actor] = wrap
     return None
 
 
@@ -167,8 +169,10 @@ def _key_rotate(log: "Log", body: Fields, n: int) -> str | None:
 def _root_rotate(log: "Log", body: Fields, n: int) -> str | None:
     rights, wraps = log.rights, given(body["models"])
     owners = sorted(actor for actor in rights.members if rights.role(actor) == "owner")
-    if body["generation"] != rights.root + 1 or wraps is None or not wraps.keys() <= log.models.keys():
+    if body["generation"] != rights.root + 1 or wraps is None or not wraps.keys() <= kept_models(log).keys():
         return "its generation, or its wraps"
+    if any(held["holds"] and model not in wraps for model, held in kept_models(log).items()):
+        return "a model that is held would lose its keys"
     if sorted(one["member"] for one in body["members"]) != owners:
         return "its owners"
     if any(_bad_wrap(rights, one) or one["role"] != "owner" for one in body["members"]):
@@ -176,9 +180,21 @@ def _root_rotate(log: "Log", body: Fields, n: int) -> str | None:
     for one in body["members"]:
         rights.members[one["member"]] |= {key: one[key] for key in ("agreement", "generation", "hash")}
     for model, wrap in wraps.items():
-        log.models[model]["wrap"] = wrap
+        kept_models(log)[model]["wrap"] = wrap
     rights.root, rights.root_exposed = body["generation"], False
     return None
 
 
-RULES = {"member": _member, "grant": _grant, "key.rotate": _key_rotate, "root.rotate": _root_rotate}
+def _person(log: "Log", body: Fields, n: int) -> str | None:
+    people, told = log.rights.people, (body.get("commitment", b""), body.get("name", b""))
+    if len(body["member"]) != 32 or (not any(told) and body["member"] not in people):
+        return "no actor, or nothing is recorded of it"
+    if any(told) and (len(told[0]), len(told[1])) != (32, 16):
+        return "its lengths"
+    people.pop(body["member"], None)
+    if any(told):
+        people[body["member"]] = told
+    return None
+
+
+RULES = {"person": _person, "member": _member, "grant": _grant, "key.rotate": _key_rotate, "root.rotate": _root_rotate}

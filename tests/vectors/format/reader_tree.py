@@ -24,6 +24,7 @@ from tests.vectors.format.reader import (
     open_gcm,
     require,
 )
+from tests.vectors.format.reader_attest import read_statement
 from tests.vectors.format.reader_content import Content
 from tests.vectors.format.reader_log import Log
 from tests.vectors.format.reader_values import Key, read_value
@@ -79,6 +80,15 @@ class Store:
             return None
         sealed = self.vault.read_named(reference, "envelope")
         return dict(decode(self._meta(model, "envelope", sealed)))
+
+    def statements(self, model: bytes, checkpoint: bytes) -> list[tuple[Fields, Fields]]:
+        """Payloads of entries that hold signed statements about a checkpoint, and the statements."""
+        found = []
+        for n, _ in self.log.models[model]["checkpoints"][checkpoint].get("attested", {}).values():
+            body = decode(self.log.entry(n)["payload"])
+            envelope = self._meta(model, "attestation", body["envelope"])
+            found.append((body, read_statement(envelope, body["signer"])))
+        return found
 
     def checkpoint(self, model: bytes, checkpoint: bytes) -> "Checkpoint":
         """Open a checkpoint."""

@@ -1,0 +1,179 @@
+"""Destroying the keys of deleted models, once they can be restored no more.
+
+account -> `shred` entry (from here on there is no way back) -> new root key, which wraps all others -> wraps of the
+shredded models deleted -> `destroyed` entry. What was interrupted goes on with the next call.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+
+from cairn.core.ids import ModelId
+from cairn.gc.liveness import Array, Stored, has, stored_in, union, words_of_root
+from cairn.gc.roots import Root, all_roots
+from cairn.registry.entries_deletion import Content, Destroyed, Shared, Shred
+from cairn.registry.members import named_wraps
+from cairn.registry.modelkeys import WRAP_FOLDERS
+from cairn.registry.numbers import ranges
+from cairn.registry.registry import Registry
+from cairn.registry.rotation import rotate_root
+from cairn.registry.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """What a model needs alone, where that lies, and what it shares."""
+
+    checkpoints: int
+    alone: Content
+    packs: tuple[tuple[int, int], ...]
+    shared: tuple[Shared, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shredded:
+    """Args:
+    models: whose keys are destroyed now.
+    key_file: the new one, which every owner who is no member needs; None if the root key lies sealed in the store.
+    """
+
+    models: tuple[ModelId, ...]
+    key_file: Path | None
+
+
+class _NothingToDo(Exception):
+    """It was restored, held or shredded meanwhile."""
+
+
+class _Stale(Exception):
+    """Something was made live since the accounts were made."""
+
+
+def due_to_shred(registry: Registry) -> list[ModelId]:
+    """Deleted models whose keys may be destroyed by now, by this machine's clock; held ones wait."""
+    now, state = registry.opened.clock.wall_ns(), registry.refresh()
+    return [ModelId(one) for one in state.deleted if _is_due(state, one, now)]
+
+
+def to_destroy(state: State) -> list[ModelId]:
+    """Shredded models whose keys may still be there."""
+    return [
+        ModelId(one)
+        for one, deleted in state.deleted.items()
+        if deleted.shredded_n is not None and deleted.destroyed_n is None
+    ]
+
+
+def shred_due(registry: Registry, passphrase: Callable[[], str | None]) -> Shredded | None:
+    """Destroy the keys of all deleted models that are due, and finish what was begun before; None if there are none.
+
+    The root key is made anew once for all of them.
+
+    Args:
+        passphrase: called if keys are to be destroyed: the passphrase from here on, None in a store without one.
+
+    Raises:
+        NotAllowed: this user is no owner.
+        IntegrityError: a list cannot be read, so that nobody can tell what others need as well; nothing was destroyed.
+    """
+    for model in due_to_shred(registry):
+        _shred(registry, model)
+    doomed = to_destroy(registry.refresh())
+    return _destroy(registry, doomed, passphrase) if doomed else None
+
+
+def account(registry: Registry, state: State, models: Iterable[ModelId]) -> Accounts:
+    """What some models need that nothing else does, and what others need as well.
+
+    Raises:
+        IntegrityError: a reachability list cannot be read.
+    """
+    chosen = set(models)
+    roots = all_roots(state)
+    mine = _words_of(registry, [root for root in roots if root.model in chosen])
+    others, shared = np.zeros(0, np.uint64), list[tuple[bytes, Array]]()
+    for model in sorted({root.model for root in roots} - chosen):
+        words = _words_of(registry, [root for root in roots if root.model == model])
+        others = union(others, words)
+        both = words[has(mine, words)]
+        if len(both):
+            shared.append((model, both))
+    # Of what is condemned, too, nothing may come back.
+    everything = state.copy()
+    everything.condemned = {}
+    stored = stored_in(registry.opened, everything)
+    alone = has(mine, stored.words) & ~has(others, stored.words)
+    return Accounts(
+        sum(root.model in chosen for root in roots),
+        _content(stored, alone & stored.best),
+        ranges(int(number) for number in np.unique(stored.packs[alone])),
+        tuple(Shared(model, _content(stored, stored.best & has(words, stored.words))) for model, words in shared),
+    )
+
+
+def _words_of(registry: Registry, roots: Iterable[Root]) -> Array:
+    found = np.zeros(0, np.uint64)
+    for root in roots:
+        if not root.state.quarantined:
+            found = union(found, words_of_root(registry.opened, root))
+    return found
+
+
+def _content(stored: Stored, rows: Array) -> Content:
+    ids = np.sort(stored.ids[rows])
+    return Content(len(ids), int(stored.lengths[rows].astype(np.int64).sum()), blake3(ids.tobytes()).digest())
+
+
+def _is_due(state: State, model: bytes, now: int) -> bool:
+    deleted = state.deleted.get(model)
+    held = deleted.model if deleted is not None else None
+    return deleted is not None and held is not None and not held.holds and deleted.due_at <= now
+
+
+def _shred(registry: Registry, model: ModelId) -> None:
+    """Decide it: from here on nothing brings the model back."""
+    while True:
+        state = registry.refresh()
+        marked, accounts = state.length, account(registry, state, [model])
+        entry = Shred(model, marked, accounts.checkpoints, accounts.alone, accounts.packs, accounts.shared)
+
+        def build(state: State, entry: Shred = entry) -> Shred:
+            if not _is_due(state, entry.model, registry.opened.clock.wall_ns()):
+                raise _NothingToDo
+            if state.live_n >= entry.marked:
+                raise _Stale
+            return entry
+
+        try:
+            registry.append(build)
+        except _Stale:
+            continue
+        except _NothingToDo:
+            pass
+        return
+
+
+def _destroy(registry: Registry, doomed: list[ModelId], passphrase: Callable[[], str | None]) -> Shredded:
+    backend = registry.opened.backend
+    # A wrap that another process has stored by now is named by an entry before that of the new root key, or never.
+    wraps = [found.name for folder in WRAP_FOLDERS for found in backend.list(folder)]
+    key_file = rotate_root(registry, passphrase(), keep_old=False)
+    named = named_wraps(registry.refresh())
+    for name in wraps:
+        if name not in named:
+            backend.delete(name)
+    told: list[ModelId] = []
+
+    def build(state: State) -> Destroyed:
+        told[:] = [one for one in doomed if one in to_destroy(state)]
+        if not told:
+            raise _NothingToDo
+        return Destroyed(tuple(told))
+
+    with suppress(_NothingToDo):
+        registry.append(build)
+    return Shredded(tuple(told), key_file)

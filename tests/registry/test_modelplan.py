@@ -1,0 +1,264 @@
+"""Planning the deletion of models and of all that was made from something, approving it, and carrying it out."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cairn.core.errors import BadInput, ConflictError, GoneError, IntegrityError, NotAllowed, PlanVoid, RefusedError
+from cairn.core.ids import CheckpointId
+from cairn.registry.deleting import apply_deletion, plan_deletion
+from cairn.registry.fold import TAG
+from cairn.registry.fold_policy import DELETE_APPROVAL
+from cairn.registry.holding import add_hold, find_hold, lift_hold, list_holds
+from cairn.registry.lineage import DeclaredParent
+from cairn.registry.modeldeletion import approve, deleted_models, find_deleted, find_restorable, restore_model
+from cairn.registry.modelplan import ModelsPlan, apply_models, decode_plan, plan_models
+from cairn.registry.models import find_model, history, list_refs, move_ref, ref_value
+from cairn.registry.planfiles import encode_plan, plan_hash
+from cairn.registry.policy import set_policy
+from cairn.registry.registry import Registry
+from cairn.registry.retaining import plan_retention, retain
+from cairn.registry.retention import Retention
+from cairn.registry.rights import Role
+from cairn.registry.state import Checkpoint
+from tests.support.members import join
+from tests.support.stores import Site, commit_tree, new_site, tip
+from tests.support.trees import write_files
+
+
+class Family:
+    """`base` 1 -> 2 -> 3; `tuned` 1 from base 2, then 2; `apart` 1, then 2 from tuned 2."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.site = folder, new_site(folder / "home")
+        self.registry = self.site.registry()
+        for step in (1, 2, 3):
+            self.commit("base", step)
+        self.commit("tuned", 1, "base@step:2", "finetune")
+        self.commit("tuned", 2)
+        self.commit("apart", 1)
+        self.commit("apart", 2, "tuned", "merge")
+
+    def commit(self, model: str, step: int, *parent: str) -> CheckpointId:
+        tree = write_files(self.folder / f"{model}-{step}", {"f": f"{model} {step} ".encode() * 1000})
+        parents = (DeclaredParent(*parent),) if parent else ()
+        return commit_tree(self.registry, tree, model, step=step, parents=parents).checkpoint
+
+    def plan(self, target: str, taint: bool = False) -> ModelsPlan:
+        self.registry.refresh()
+        return plan_models(self.registry, target, taint)
+
+    def there(self) -> dict[str, list[int | None]]:
+        """Steps of `main` of each model, newest first."""
+        registry, found = self.site.registry(), {}
+        for name in ("base", "tuned", "apart"):
+            try:
+                model = find_model(registry, name)
+            except GoneError:
+                continue
+            found[name] = [line.meta.step for line in history(registry, model, ref_value(registry, model, "main"))]
+        return found
+
+
+ALL = {"base": [3, 2, 1], "tuned": [2, 1], "apart": [2, 1]}
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Family:
+    return Family(tmp_path)
+
+
+def goes(plan: ModelsPlan) -> dict[str, tuple[bool, list[int | None]]]:
+    return {part.name: (part.whole, [one.step for one in part.goes]) for part in plan.parts}
+
+
+# --- what goes --------------------------------------------------------------------------------------
+
+
+def test_a_model_goes_whole_and_what_was_made_from_it_is_told(family: Family) -> None:
+    plan = family.plan("base")
+    assert goes(plan) == {"base": (True, [1, 2, 3])}
+    names = {model.hex(): name for name in ALL for model in [find_model(family.registry, name)]}
+    assert sorted(names[one.model] for one in plan.stays) == ["apart", "tuned", "tuned"]
+    apply_models(family.registry, plan)
+    assert family.there() == {"tuned": [2, 1], "apart": [2, 1]}
+    restore_model(family.registry, find_restorable(family.registry, "base"))
+    assert family.there() == ALL
+
+
+def test_with_taint_goes_all_that_was_made_from_it_and_branches_move_back(family: Family) -> None:
+    model = find_model(family.registry, "apart")
+    move_ref(family.registry, model, "best", TAG, None, tip(family.registry, "apart")[1])
+    plan = family.plan("base@step:2", taint=True)
+    assert goes(plan) == {"base": (False, [2, 3]), "tuned": (True, [1, 2]), "apart": (False, [2])}
+    refs = {part.name: [(ref.name, ref.to is None) for ref in part.refs] for part in plan.parts}
+    assert refs == {"base": [("main", False)], "tuned": [], "apart": [("best", True), ("main", False)]}
+    assert plan.stays == ()
+    apply_models(family.registry, plan)
+    assert family.there() == {"base": [1], "apart": [1]}
+    assert [ref.name for ref in list_refs(family.site.registry(), model)] == ["main"]
+
+
+def test_a_branch_with_nothing_left_is_removed(family: Family) -> None:
+    family.commit("apart", 3, "base@step:1", "fork")
+    registry = family.registry
+    commit_tree(registry, family.folder / "base-1", "apart", step=9, branch="side",
+                parents=(DeclaredParent("base@step:1", "fork"),))  # fmt: skip
+    plan = family.plan("base", taint=True)
+    assert [(ref.name, ref.to is None) for part in plan.parts for ref in part.refs] == [("main", False), ("side", True)]
+    apply_models(registry, plan)
+    assert family.there() == {"apart": [1]}
+
+
+def test_a_tenant_goes_model_by_model(family: Family) -> None:
+    plan = family.plan("")
+    assert sorted(plan.whole) == sorted(family.registry.state.models)
+    apply_models(family.registry, plan)
+    assert family.there() == {} and len(deleted_models(family.registry)) == 3
+
+
+def test_who_cannot_tell_what_was_made_from_what_deletes_nothing_of_it(family: Family) -> None:
+    state = next(iter(family.registry.state.models[find_model(family.registry, "tuned")].checkpoints.values()))
+    _damage(family.site, state)
+    with pytest.raises(IntegrityError, match="cannot be read, so nobody can tell"):
+        plan_models(family.site.registry(cold=True), "base", taint=True)
+
+
+def _damage(site: Site, state: Checkpoint) -> None:
+    name = state.body.object_name("body")
+    site.backend.delete(name)
+    site.backend.create(name, [b"torn"])
+
+
+# --- files, and what changes meanwhile ----------------------------------------------------------------
+
+
+def test_a_plan_is_written_and_read(family: Family) -> None:
+    plan = family.plan("base", taint=True)
+    assert decode_plan(encode_plan(plan)) == plan
+    for bad in (b"{}", b"[", encode_plan(plan)[:-9], encode_plan(replace_model(plan, "zz"))):
+        with pytest.raises(BadInput):
+            decode_plan(bad)
+
+
+def replace_model(plan: ModelsPlan, model: str) -> ModelsPlan:
+    part = msgspec.structs.replace(plan.parts[0], model=model)
+    return msgspec.structs.replace(plan, parts=(part, *plan.parts[1:]))
+
+
+@pytest.mark.parametrize("target", ["base", "base@step:1"])
+def test_a_plan_is_void_once_what_it_speaks_of_has_changed(family: Family, target: str) -> None:
+    plan = family.plan(target, taint=True)
+    family.commit("apart", 3, "base", "fork")
+    with pytest.raises(PlanVoid, match="nothing was deleted"):
+        apply_models(family.registry, plan)
+    assert family.there() == {**ALL, "apart": [3, 2, 1]}
+
+
+def test_nothing_in_a_file_is_believed(family: Family) -> None:
+    plan = family.plan("tuned")
+    spread = msgspec.structs.replace(plan, parts=(*plan.parts, *family.plan("base").parts))
+    for forged in (spread, msgspec.structs.replace(plan, stays=()), msgspec.structs.replace(plan, target="base")):
+        with pytest.raises(PlanVoid):
+            apply_models(family.registry, forged)
+    assert family.there() == ALL
+
+
+def test_a_model_that_is_gone_is_told_from_one_that_never_was(family: Family) -> None:
+    model = find_model(family.registry, "base")
+    apply_models(family.registry, family.plan("base"))
+    for act in (lambda: find_model(family.registry, "base"), lambda: family.commit("base", 4)):
+        with pytest.raises(GoneError, match="model 'base' was deleted at") as caught:
+            act()
+        assert caught.value.hint == "'cairn delete restore base' brings it back"
+    assert find_deleted(family.registry, "base") == find_deleted(family.registry, model.hex()[:8]) == model
+    with pytest.raises(ConflictError, match="is not deleted"):
+        find_deleted(family.registry, "tuned")
+    with pytest.raises(GoneError, match="log entry"):
+        plan_retention(family.registry, model, "main", Retention(last=1))
+
+
+def test_only_owners_delete_models(family: Family) -> None:
+    writer = join(family.site, "writer", Role.WRITER).registry()
+    with pytest.raises(NotAllowed, match="only owners may do this"):
+        apply_models(writer, family.plan("base"))
+    with pytest.raises(NotAllowed):
+        add_hold(writer, find_model(family.registry, "base"), None, "no")
+
+
+# --- a second owner -----------------------------------------------------------------------------------
+
+
+def test_what_others_were_made_from_needs_a_second_owner(family: Family) -> None:
+    second = join(family.site, "second", Role.OWNER).registry()
+    set_policy(family.registry, DELETE_APPROVAL, "descendants")
+    plan = family.plan("base")
+    with pytest.raises(RefusedError, match="asks for a second owner") as caught:
+        apply_models(family.registry, plan)
+    assert "cairn delete approve" in caught.value.hint
+    approve(family.registry, plan_hash(plan))
+    with pytest.raises(RefusedError):
+        apply_models(family.registry, plan)
+    approve(second, plan_hash(plan))
+    with pytest.raises(ConflictError, match="approved the plan already"):
+        approve(second, plan_hash(plan))
+    apply_models(family.registry, plan)
+    restore_model(family.registry, find_restorable(family.registry, "base"))
+    with pytest.raises(ConflictError, match="carried out before"):
+        apply_models(family.registry, plan)
+    assert family.there() == ALL
+    apply_models(family.registry, family.plan("apart"))
+
+
+def test_a_checkpoint_too_and_retention_leaves_it(family: Family) -> None:
+    second = join(family.site, "second", Role.OWNER).registry()
+    set_policy(family.registry, DELETE_APPROVAL, "descendants")
+    model = find_model(family.registry, "base")
+    plan = plan_deletion(family.registry, "base@step:2")
+    with pytest.raises(RefusedError, match="asks for a second owner"):
+        apply_deletion(family.registry, plan)
+    kept = retain(family.registry, model, "main", Retention(last=1))
+    assert [one.kept_by for one in kept.verdicts][1:] == [("second of main",), ("others were made from it",)]
+    plan = plan_deletion(family.registry, "base@step:2")
+    approve(second, plan_hash(plan))
+    apply_deletion(family.registry, plan)
+    assert 2 not in family.there()["base"]
+
+
+def test_the_holder_of_the_root_key_is_nobody_in_particular(family: Family, tmp_path: Path) -> None:
+    stranger = replace(family.site, home=replace(family.site.home, state=tmp_path / "elsewhere"))
+    with pytest.raises(NotAllowed, match="nobody in particular"):
+        approve(stranger.registry(), bytes(32))
+
+
+# --- holds --------------------------------------------------------------------------------------------
+
+
+def test_holds_are_set_listed_and_lifted(family: Family) -> None:
+    registry, model = family.registry, find_model(family.registry, "base")
+    checkpoint = tip(registry, "base@step:1")[1]
+    one, other = add_hold(registry, model, checkpoint, "case 1"), add_hold(registry, model, None, "case 2")
+    told = list_holds(family.site.registry())
+    assert [(hold.id, hold.checkpoint, hold.reason) for hold in told] == [
+        (one, checkpoint, "case 1"),
+        (other, None, "case 2"),
+    ]
+    assert list_holds(registry, find_model(registry, "tuned")) == []
+    with pytest.raises(RefusedError, match="model 'base' stays: holds"):
+        apply_models(registry, family.plan("base"))
+    with pytest.raises(RefusedError, match="stays: hold"):
+        apply_models(registry, family.plan("base@step:2", taint=True))
+    verdicts = plan_retention(registry, model, "main", Retention(last=1)).verdicts
+    assert all(any(why.startswith("hold") for why in verdict.kept_by) for verdict in verdicts)
+    assert lift_hold(registry, find_hold(registry, one.hex()[:6])).id == one
+    lift_hold(registry, other)
+    assert list_holds(registry) == []
+
+
+def test_an_auditor_sees_that_there_is_a_hold_and_not_why(family: Family) -> None:
+    add_hold(family.registry, find_model(family.registry, "base"), None, "a reason nobody else is to know")
+    auditor: Registry = join(family.site, "auditor", Role.AUDITOR).registry()
+    (hold,) = list_holds(auditor)
+    assert hold.reason is None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +18,9 @@ from cairn.registry.shortcuts import write_shortcuts
 from cairn.store.backends.contract import Listed
 from cairn.store.backends.faults import Fail, FaultyBackend
 from tests.support.doubles import HeldClock
+from tests.support.fake_s3 import fake_s3
 from tests.support.longlogs import forget, grow_to, put
-from tests.support.stores import Site
+from tests.support.stores import Site, new_site
 
 LENGTH = 40
 
@@ -159,6 +161,22 @@ def test_what_was_altered_before_a_bundle_was_believed_is_the_audits_to_tell(sit
     assert registry.state.damaged_from is None
     found = verify_log(LogView.of(registry.opened)).findings
     assert [(one.kind, one.entry) for one in found] == [("altered", 77)]
+
+
+def test_on_s3_one_listing_more_names_it(tmp_path: Path) -> None:
+    with fake_s3() as fake:
+        site = new_site(tmp_path / "home", fake.backend())
+        registry = site.registry()
+        for _ in range(LENGTH):
+            registry.append(lambda state: Abort())
+        registry.close()
+        asked = [0]
+        for _ in range(3):
+            site.registry().close()
+            asked.append(len(fake.requests))
+        assert asked[3] - asked[2] == 6, "format, wrap, first, last and next entry, and a listing"
+        damaged(site, 7)
+        assert site.registry().state.damaged_from == 7
 
 
 # --- Several folders -------------------------------------------------------------------------------

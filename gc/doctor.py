@@ -10,6 +10,7 @@ from cairn.gc.drops import due_to_drop
 from cairn.gc.observe import SeenSession, left_over, list_objects, list_pins, list_sessions
 from cairn.gc.remark import ACT, FINE, NOTE, Remark, several, size, span
 from cairn.gc.roots import live_checkpoints
+from cairn.gc.shred import due_to_shred, to_destroy
 from cairn.gc.silence import Silence
 from cairn.registry.reads import ENDED, FOLDER
 from cairn.registry.registry import Registry
@@ -37,6 +38,7 @@ def examine(registry: Registry) -> list[Remark]:
         *_condemned(state, sessions),
         _leftovers(registry, state, sessions),
         *_deleted(registry),
+        *_held(state),
         *_given_up(state),
         _verified(registry, state),
     ]
@@ -149,6 +151,21 @@ def _deleted(registry: Registry) -> Iterator[Remark]:
     if due:
         text = f"{several(len(due), 'deleted checkpoint')} can no longer be restored, and still take space"
         yield Remark("deleted", NOTE, text, "cairn gc apply --yes")
+    models = due_to_shred(registry)
+    if models:
+        text = f"{several(len(models), 'deleted model')} can be restored until an owner collects"
+        yield Remark("deleted", NOTE, text, "cairn gc apply --yes of an owner; 'cairn delete status' lists them")
+    models = to_destroy(registry.state)
+    if models:
+        text = f"the keys of {several(len(models), 'deleted model')} were to be destroyed, and may still be there"
+        yield Remark("deleted", ACT, text, "cairn gc apply --yes of an owner finishes it")
+
+
+def _held(state: State) -> Iterator[Remark]:
+    held = [model for model in state.kept_models().values() if model.holds]
+    if held:
+        holds = sum(len(model.holds) for model in held)
+        yield Remark("holds", FINE, f"{several(holds, 'hold')} of {several(len(held), 'model')}: 'cairn hold list'")
 
 
 def _given_up(state: State) -> Iterator[Remark]:

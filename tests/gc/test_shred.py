@@ -13,6 +13,7 @@ import pytest
 from cairn.core.errors import CairnError, ConflictError, GoneError, IntegrityError, ObjectExists, RefusedError
 from cairn.core.ids import CheckpointId, ContentId, ModelId
 from cairn.gc.collect import Collector, Options
+from cairn.gc.doctor import examine
 from cairn.gc.operator import quarantine
 from cairn.gc.plan import shredded_packs
 from cairn.gc.scrub import verify
@@ -371,6 +372,22 @@ def test_a_shred_that_is_not_done_yet_is_known(two: Two) -> None:
         restore_model(two.registry, two.a)
     shred_due(two.registry, no_passphrase)
     assert to_destroy(two.registry.state) == []
+
+
+def test_the_doctor_tells_what_waits_for_an_owner(two: Two) -> None:
+    def said(topic: str) -> list[str]:
+        return [one.text for one in examine(two.registry) if one.topic == topic]
+
+    add_hold(two.registry, two.b, None, "case 22")
+    assert said("holds") == ["1 hold of 1 model: 'cairn hold list'"] and said("deleted") == []
+    two.delete()
+    assert "can be restored until an owner collects" in said("deleted")[0]
+    stopped = two.site.registry(FaultyBackend(two.site.backend, [Crash(op="create", call=2)]))
+    with pytest.raises(Stopped):
+        shred_due(stopped, no_passphrase)
+    assert "were to be destroyed, and may still be there" in said("deleted")[0]
+    shred_due(two.registry, no_passphrase)
+    assert said("deleted") == []
 
 
 def test_objects_of_its_own_are_collected(two: Two) -> None:

@@ -25,6 +25,8 @@ SIZES = {
     "full": (126, ("8,16,70", "1,1,1024"), ("4,8,128", "1,1,4096")),
     "quick": (2, ("2,2,4", "1,1,16"), ("2,1,4", "1,1,16")),
 }
+# Ranks of a host.
+HOST_RANKS = 8
 MANY = {"full": 100_000, "quick": 2_000}
 
 
@@ -89,8 +91,7 @@ def save(folder: str, layout_text: str, size: str) -> dict[str, Any]:
         small = inline_slots(plan, leaves)
         found = found_of(plan, small, len(leaves))
         with meter.part("fragment"):
-            shares = [Share(contribution_of(leaf, one), b"", ()) for leaf, one in zip(leaves, found, strict=True)]
-            stored = maker.make(0, shares)
+            stored = maker.make(0, Share(contribution_of(leaves, found), b"", []))
     meter.counts |= {"tensors": len(leaves), "pieces": sum(len(slot.cuts) for slot in plan.slots)}
     meter.counts["fragment without index: bytes"] = len(stored)
     return meter.result()
@@ -114,10 +115,10 @@ def merge(folder: str, layout_text: str, size: str) -> dict[str, Any]:
         chunks = session.save()
         gathering = Gathering(registry, session, chunks)
         for rank in range(layout.ranks):
-            shares = made.of(rank)
-            stored = maker.make(rank, shares)
+            share = made.of(rank)
+            stored = maker.make(rank, share)
             lengths.append(len(stored))
-            pieces += sum(len(share.lengths) for share in shares)
+            pieces += len(share.lengths)
             with meter.part("take fragments"):
                 gathering.add(open_fragment(opened, key, stored, rank), own=False)
         with meter.part("merge, pages"):
@@ -156,7 +157,8 @@ def load(folder: str, layout_text: str, size: str) -> dict[str, Any]:
     meter.counts["index, log: bytes read"] = backend.taken()[0]
     (model,) = registry.state.models
     (checkpoint,) = registry.state.models[model].checkpoints
-    leaves = leaves_of(layout, layout.ranks // 2 + 1, SIZES[size][0])
+    first = layout.ranks // 2
+    leaves = leaves_of(layout, first, SIZES[size][0])
     loader = Loader(registry, Ranks(Alone(), registry.opened.clock), "load/1", 60.0)
     with meter.peak("plan"), collection_paused():
         with meter.part("entries"):
@@ -168,9 +170,17 @@ def load(folder: str, layout_text: str, size: str) -> dict[str, Any]:
             prepared = loader._prepare(manifest, reads)
     meter.counts["pages: bytes read"], more = backend.taken()
     wanted, read, ranges = prepared.counts()
+    together, chunks = 0, dict[tuple[int, int], int]()
+    for rank in range(first, min(first + HOST_RANKS, layout.ranks)):
+        of = [Read(scopes[one.key.scope].tensors[one.key.path], one) for one in leaves_of(layout, rank, SIZES[size][0])]
+        plan = loader._prepare(manifest, of)
+        together += plan.counts()[0]
+        parts = (part for batch in plan.reads.batches for one in batch.deliveries for part in one.parts)
+        chunks |= {(part.location.pack, part.location.offset): part.location.length for part in parts if part.location}
     meter.counts |= {
         "metadata requests": requests + more, "tensors": len(reads), "wanted: bytes": wanted,
         "over-read": round(read / wanted, 2), "data requests": ranges,
+        "over-read of a host's ranks": round(sum(chunks.values()) / together, 2),
     }  # fmt: skip
     return meter.result()
 

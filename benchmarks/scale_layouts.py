@@ -5,7 +5,8 @@ stages take whole layers, and data-parallel ranks split the rows of what is left
 """
 
 import os
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -19,7 +20,7 @@ from cairn.manifests.schema import Key
 from cairn.store.crypto.components import ComponentClass
 from cairn.training.capture import CapturePlan, plan_capture
 from cairn.training.encode import Found, contribution_of, inline_slots
-from cairn.training.fragment import Contribution, Regions, Shard, Span
+from cairn.training.fragment import Column, Contribution
 from cairn.training.leaves import TensorLeaf
 from cairn.training.ownership import name_hash
 from cairn.training.placements import Placements, Split, local_parts, replica_of
@@ -126,15 +127,13 @@ def _placements(split: int | None, axes: int) -> Placements:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What a rank contributes of a tensor of some form: pieces that are tiles, regions, or bytes that come along.
+    """What a rank holds of a tensor of some form: places of tiles, of regions and of shards, and bytes of each."""
 
-    `tiles` are runs of numbers, `boxes` the packed regions; `lengths` are those of stored chunks, tiles first.
-    """
-
-    tiles: tuple[tuple[int, int], ...]
-    boxes: bytes
-    lengths: tuple[int, ...]
-    shards: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...]
+    tiles: list[tuple[int, ...]]
+    regions: list[tuple[int, ...]]
+    shards: list[tuple[int, ...]]
+    lengths: list[int]
+    sizes: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ class Share:
 
     contribution: Contribution
     digests: bytes
-    lengths: tuple[int, ...]
+    lengths: list[int]
 
 
 class Shares:
@@ -156,13 +155,14 @@ class Shares:
     def __init__(self, layout: Layout, layers: int = LAYERS) -> None:
         self._layout, self._mesh, self._layers = layout, (layout.tp, layout.dp), layers
         self._along: dict[int, set[Key]] = {}
+        self._declared: dict[int, bytes] = {}
         self._forms: dict[tuple[object, ...], _Form] = {}
         self._of_stage = [
             [(one, name_hash(one.key)) for one in declared(layers) if one.stage(layout.pp, layers) == stage]
             for stage in range(layout.pp)
         ]
 
-    def of(self, rank: int) -> list[Share]:
+    def of(self, rank: int) -> Share:
         """One rank's."""
         tp, pp, dp = self._layout.place(rank)
         if pp not in self._along:
@@ -170,9 +170,19 @@ class Shares:
             leaves = leaves_of(self._layout, rank, self._layers)
             plan = plan_capture(leaves, [None] * len(leaves), check=False)
             self._along[pp] = {leaves[number].key for number in inline_slots(plan, leaves)}
-        return [self._share(one, first, (tp, dp), one.key in self._along[pp]) for one, first in self._of_stage[pp]]
+            self._declared[pp] = contribution_of(leaves, [Found() for _ in leaves]).declared
+        forms = [self._form(one, first, (tp, dp), one.key in self._along[pp]) for one, first in self._of_stage[pp]]
+        tiles, regions, shards = Random(), Random(), Random()
+        for number, form in enumerate(forms):
+            tiles.add(number, form.tiles, 32 * len(form.tiles))
+            regions.add(number, form.regions, 32 * len(form.regions))
+            shards.add(number, form.shards, sum(form.sizes))
+        columns = tiles.column(), regions.column(), shards.column()
+        lengths = [one for form in forms for one in form.lengths[: len(form.tiles)]]
+        lengths += [one for form in forms for one in form.lengths[len(form.tiles) :]]
+        return Share(Contribution(self._declared[pp], *columns), columns[0].contents + columns[1].contents, lengths)
 
-    def _share(self, one: Declared, first: int, at: tuple[int, int], along: bool) -> Share:
+    def _form(self, one: Declared, first: int, at: tuple[int, int], along: bool) -> _Form:
         # Who stores what of a replicated tensor follows from its name and the rank's number among those that hold it.
         placements = _placements(one.split, len(one.shape))
         index, count = replica_of(self._mesh, at, placements)
@@ -180,17 +190,25 @@ class Shares:
         form = self._forms.get(name)
         if form is None:
             form = self._forms[name] = _form(_leaf(one, self._mesh, at), along)
-        digests = os.urandom(32 * len(form.lengths))
-        spans, taken = [], 0
-        for number, length in form.tiles:
-            spans.append(Span(number, digests[taken : taken + 32 * length]))
-            taken += 32 * length
-        contribution = Contribution(
-            one.key, int(one.component), one.dtype, one.shape, tuple(spans),
-            Regions(form.boxes, digests[taken:]) if form.boxes else None,
-            tuple(Shard(offsets, lengths, os.urandom(size)) for offsets, lengths, size in form.shards),
-        )  # fmt: skip
-        return Share(contribution, digests, form.lengths)
+        return form
+
+
+class Random:
+    """A column whose contents are random."""
+
+    def __init__(self) -> None:
+        self._runs, self._places, self._size = array("q"), array("q"), 0
+
+    def add(self, tensor: int, places: Sequence[tuple[int, ...]], size: int) -> None:
+        """Some pieces of a tensor, and the bytes of their contents."""
+        if places:
+            self._runs.extend((tensor, len(places), size))
+            self._places.extend(number for place in places for number in place)
+            self._size += size
+
+    def column(self) -> Column:
+        """The column."""
+        return Column(self._runs.tobytes(), self._places.tobytes(), os.urandom(self._size))
 
 
 def _leaf(one: Declared, mesh: tuple[int, int], at: tuple[int, int]) -> TensorLeaf:
@@ -205,13 +223,12 @@ def _leaf(one: Declared, mesh: tuple[int, int], at: tuple[int, int]) -> TensorLe
 def _form(leaf: TensorLeaf, along: bool) -> _Form:
     plan = plan_capture([leaf], [None], check=False)
     (found,) = found_of(plan, {0} if along else set(), 1)
-    said = contribution_of(leaf, found)
-    width, layout = BITS[leaf.dtype] // 8, cached_grid(leaf.dtype, leaf.shape)
-    tiles = tuple((span.first, len(span.digests) // 32) for span in said.spans)
-    lengths = [layout.tile_bytes(n) for first, count in tiles for n in range(first, first + count)]
-    lengths += [prod(lengths) * width for _, lengths, _ in sorted(found.regions)]
-    shards = tuple((shard.offsets, shard.lengths, len(shard.data)) for shard in said.shards)
-    return _Form(tiles, said.regions.boxes if said.regions else b"", tuple(lengths), shards)
+    tiles, regions, shards = (
+        [place for place, _ in sorted(kind)] for kind in (found.tiles, found.regions, found.shards)
+    )
+    width, layout, axes = BITS[leaf.dtype] // 8, cached_grid(leaf.dtype, leaf.shape), len(leaf.shape)
+    lengths = [layout.tile_bytes(number) for (number,) in tiles] + [prod(box[axes:]) * width for box in regions]
+    return _Form(tiles, regions, shards, lengths, [prod(box[axes:]) * width for box in shards])
 
 
 def found_of(plan: CapturePlan, small: set[int], leaves: int) -> list[Found]:
@@ -222,9 +239,9 @@ def found_of(plan: CapturePlan, small: set[int], leaves: int) -> list[Found]:
         for cut in slot.cuts:
             box = cut.piece.box
             if slot.leaf in small:
-                one.shards.append(Shard(box.offsets, box.lengths, os.urandom(box.volume * slot.width)))
+                one.shards.append(((*box.offsets, *box.lengths), os.urandom(box.volume * slot.width)))
             elif cut.piece.tile >= 0:
-                one.tiles[cut.piece.tile] = os.urandom(32)
+                one.tiles.append(((cut.piece.tile,), os.urandom(32)))
             else:
-                one.regions.append((box.offsets, box.lengths, os.urandom(32)))
+                one.regions.append(((*box.offsets, *box.lengths), os.urandom(32)))
     return found

@@ -1,7 +1,6 @@
 """The store of `scale.py`: real, in memory, with fragments whose packs exist by name only."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from scale_layouts import Share
@@ -89,23 +88,21 @@ class FragmentMaker:
     def __init__(self, opened: OpenStore, key: bytes) -> None:
         self._opened, self._key = opened, key
 
-    def make(self, rank: int, shares: Sequence[Share]) -> bytes:
+    def make(self, rank: int, share: Share) -> bytes:
         """The sealed bytes."""
         session, identify = SessionId(os.urandom(16)), self._opened.keys.chunk.content_id
         packs: list[PackRef] = []
         entries: list[PieceEntry] = []
         end = PACK_BYTES_TARGET
-        for share in shares:
-            for number, length in enumerate(share.lengths):
-                if end + length > PACK_BYTES_TARGET:
-                    packs.append(PackRef(session, os.urandom(12), PACK_BYTES_TARGET + (4 << 20)))
-                    end = _HEADER
-                digest = Digest(share.digests[32 * number : 32 * number + 32])
-                entries.append(PieceEntry(identify(digest), len(packs) - 1, end, length + OVERHEAD_BYTES))
-                end += length + OVERHEAD_BYTES
-        tensors = tuple(share.contribution for share in shares)
+        for number, length in enumerate(share.lengths):
+            if end + length > PACK_BYTES_TARGET:
+                packs.append(PackRef(session, os.urandom(12), PACK_BYTES_TARGET + (4 << 20)))
+                end = _HEADER
+            digest = Digest(share.digests[32 * number : 32 * number + 32])
+            entries.append(PieceEntry(identify(digest), len(packs) - 1, end, length + OVERHEAD_BYTES))
+            end += length + OVERHEAD_BYTES
         fragment = Fragment(
-            rank, 1, session, 0, 1, tensors, (), encode_piece(packs, entries), (), WriteCounts(), Stages(),
+            rank, 1, session, 0, 1, share.contribution, (), encode_piece(packs, entries), (), WriteCounts(), Stages(),
             f"host-{rank // 8:04d}",
         )  # fmt: skip
         return seal_object(self._key, self._opened.store, ObjectKind.FRAGMENT, encode(fragment), self._opened.entropy)

@@ -32,8 +32,8 @@ def decode(data: bytes, kind: type[T], what: str) -> T:
     """
     try:
         value = msgspec.msgpack.decode(data, type=kind)
-        plain = msgspec.msgpack.decode(data)
-        same = _encoder.encode(plain) == bytes(data)
+        # The second decoding is for fields that `kind` does not know.
+        same = _encoder.encode(value) == data or _encoder.encode(msgspec.msgpack.decode(data)) == data
     except (msgspec.MsgspecError, RecursionError, TypeError) as error:
         raise IntegrityError(f"{what} does not decode: {error}") from None
     if not same:

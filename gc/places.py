@@ -53,6 +53,10 @@ class Places:
             bad = [at for at in places if (identifier, at) in self._bad]
         return [at for at in places if at not in bad] + (bad if marked else [])
 
+    def locations_of(self, identifiers: Iterable[ContentId], marked: bool = False) -> list[list[Location]]:
+        """As `locations`, of many."""
+        return [self.locations(identifier, marked) for identifier in identifiers]
+
     def pack(self, number: int) -> PackRef:
         """Name and size of a pack."""
         return self._found.pack(number)

@@ -37,6 +37,9 @@ class _Nowhere:
     def locations(self, identifier: ContentId, marked: bool = False) -> list[Location]:
         return []
 
+    def locations_of(self, identifiers: Iterable[ContentId], marked: bool = False) -> list[list[Location]]:
+        return [[] for _ in identifiers]
+
     def pack(self, number: int) -> PackRef:
         raise AssertionError(f"pack {number} of an empty index")
 

@@ -6,6 +6,7 @@ vain stay within the amplification limit.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -112,7 +113,9 @@ def plan_reads(
     Raises:
         MissingData: a chunk is in no pack that is in force; names the first of them.
     """
-    placed = [(group, [_locate(chunk, index, keys) for chunk in group.chunks]) for group in groups]
+    groups = list(groups)
+    found = iter(_locations([chunk for group in groups for chunk in group.chunks], index, keys))
+    placed = [(group, list(islice(found, len(group.chunks)))) for group in groups]
     placed.sort(key=lambda pair: _order(pair[1]))
     batches: list[Batch] = []
     open_groups: list[tuple[Group, list[Location | None]]] = []
@@ -129,17 +132,21 @@ def plan_reads(
     return ReadPlan(tuple(batches))
 
 
-def _locate(wanted: Wanted, index: Index, keys: ContentKeys) -> Location | None:
-    if fill_of(wanted.digest) is not None:
-        return None
-    identifier = keys.content_id(wanted.digest)
-    locations = index.locations(identifier, marked=True)
-    if not locations:
-        raise MissingData(
-            f"chunk {short(identifier)} is in no pack that is in force",
-            hint="run 'cairn verify --full' to see what is affected",
-        )
-    return locations[0]
+def _locations(wanted: Sequence[Wanted], index: Index, keys: ContentKeys) -> list[Location | None]:
+    """Where each chunk is read from; None for a fill."""
+    stored = [one.digest for one in wanted if fill_of(one.digest) is None]
+    identifiers = keys.content_ids(stored)
+    best: dict[Digest, Location] = {}
+    for digest, identifier, places in zip(
+        stored, identifiers, index.locations_of(identifiers, marked=True), strict=True
+    ):
+        if not places:
+            raise MissingData(
+                f"chunk {short(identifier)} is in no pack that is in force",
+                hint="run 'cairn verify --full' to see what is affected",
+            )
+        best[digest] = places[0]
+    return [best.get(one.digest) for one in wanted]
 
 
 def _order(locations: Sequence[Location | None]) -> tuple[int, int]:

@@ -5,11 +5,12 @@ commands need.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from cairn.manifests.schema import Region
+from cairn.manifests.schema import Bounds, Region
 from cairn.manifests.tiling import Box
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
@@ -21,13 +22,21 @@ def rows_of(axes: int, boxes: Sequence[Box | Region]) -> Rows:
     Raises:
         ValueError: one has another number of axes, or a number that no tensor's length is.
     """
+    return rows_of_bounds(axes, [(box.offsets, box.lengths) for box in boxes])
+
+
+def rows_of_bounds(axes: int, bounds: Sequence[Bounds]) -> Rows:
+    """The same, of offsets and lengths."""
+    shape = len(bounds), 2, axes
     try:
-        rows = np.array([box.offsets + box.lengths for box in boxes], dtype=np.int64)
+        rows = np.array(bounds, dtype=np.int64) if bounds else np.zeros(shape, dtype=np.int64)
     except OverflowError:
         raise ValueError("a part's offsets or lengths are over all bounds") from None
-    if any(len(box.offsets) != axes for box in boxes):
+    except ValueError:  # not all of one length
+        rows = np.zeros(0, dtype=np.int64)
+    if rows.shape != shape:
         raise ValueError(f"a part has another number of axes than {axes}")
-    return rows.reshape(len(boxes), 2 * axes)
+    return rows.reshape(len(bounds), 2 * axes)
 
 
 def uncovered(shape: tuple[int, ...], boxes: Sequence[Box]) -> str:
@@ -72,6 +81,31 @@ def meeting(rows: Rows, boxes: Sequence[Box]) -> list[int]:
     return np.flatnonzero(met).tolist()
 
 
+# Layers are cut alike: a model of a hundred layers asks the same few dozen questions again and again.
+_alike = lru_cache(maxsize=64)
+
+
+@_alike
+def meeting_bounds(axes: int, bounds: tuple[Bounds, ...], boxes: tuple[Box, ...]) -> Sequence[int]:
+    """Numbers of the parts that share an element with some of the boxes.
+
+    Raises:
+        ValueError: parts that no tensor of so many axes has.
+    """
+    rows = rows_of_bounds(axes, bounds)
+    if (rows < 0).any():
+        raise ValueError("a part's offsets or lengths are negative")
+    return meeting(rows, boxes)
+
+
+@_alike
+def meeting_cover(axes: int, bounds: tuple[Bounds, ...], boxes: tuple[Box, ...]) -> tuple[Sequence[int], str]:
+    """The same, of parts that should cover each of the boxes; and what is wrong with them, if anything is."""
+    rows = rows_of_bounds(axes, bounds)
+    numbers = meeting(rows, boxes)
+    return numbers, next(filter(None, (uncovered_within(box, rows[numbers]) for box in boxes)), "")
+
+
 def _overlap(starts: Rows, ends: Rows) -> tuple[int, int] | None:
     """Two boxes, none empty, that share an element.
 
@@ -79,7 +113,7 @@ def _overlap(starts: Rows, ends: Rows) -> tuple[int, int] | None:
     all at once, then with the one after, as long as these begin before it ends.
     """
     count, axes = starts.shape
-    if not axes:
+    if count < 2 or not axes:
         return (0, 1) if count > 1 else None
     sweeps = [_sweep(starts[:, axis], ends[:, axis]) for axis in range(axes)]
     order, reach = min(sweeps, key=lambda sweep: int(sweep[1].sum()))

@@ -32,11 +32,8 @@ def pages_within(manifest: "CheckpointManifest", entry: TensorEntry, boxes: Sequ
     if _told_tiles(manifest, entry):
         pages = manifest.split(entry.tile_pages)
         return [pages[number] for number in sorted({n // entry.tiles_per_page for n in _tiles(entry, boxes)})]
-    if _told_regions(manifest, entry):
-        from cairn.manifests.coverage import meeting, rows_of
-
-        pages = manifest.split(entry.region_pages)
-        return [pages[number] for number in meeting(rows_of(len(entry.shape), _bounds(entry)), boxes)]
+    if entry.region_pages is not None and entry.region_bounds:
+        return _region_pages_within(manifest, entry, boxes, manifest.split(entry.region_pages))
     return manifest.split(entry.tile_pages) + manifest.split(entry.region_pages)
 
 
@@ -97,42 +94,40 @@ def _tiles_within(
 ) -> dict[int, Digest]:
     all_pages, per_page = manifest.split(entry.tile_pages), entry.tiles_per_page
     count = cached_grid(entry.dtype, entry.shape).tile_count
-    opened: dict[int, list[Digest]] = {}
+    opened: dict[int, bytes] = {}
     found = {}
     for number in _tiles(entry, boxes):
         at = number // per_page
         if at not in opened:
             page = pages.get(all_pages[at]) or manifest.read_page(all_pages[at])
-            opened[at] = manifest.split(page.digests) if isinstance(page, DigestPage) else []
-            if len(opened[at]) != min(per_page, count - at * per_page):
+            opened[at] = page.digests if isinstance(page, DigestPage) else b""
+            if len(opened[at]) != min(per_page, count - at * per_page) * HASH_BYTES:
                 raise IntegrityError(f"a digest page of {manifest.what} holds something else")
-        found[number] = opened[at][number % per_page]
+        start = number % per_page * HASH_BYTES
+        found[number] = Digest(opened[at][start : start + HASH_BYTES])
     return found
 
 
-def _told_regions(manifest: "CheckpointManifest", entry: TensorEntry) -> bool:
-    """Whether an entry says where the regions of each page lie."""
-    if entry.region_pages is None or not entry.region_bounds:
-        return False
-    count, axes = len(manifest.split(entry.region_pages)), len(entry.shape)
-    if len(entry.region_bounds) != count or any(not len(a) == len(b) == axes for a, b in entry.region_bounds):
+def _region_pages_within(
+    manifest: "CheckpointManifest", entry: TensorEntry, boxes: Sequence[Box], pages: list[Digest]
+) -> list[Digest]:
+    """Those of an entry's region pages whose bounds meet some boxes."""
+    from cairn.manifests.coverage import meeting_bounds
+
+    if len(entry.region_bounds) != len(pages):
         raise IntegrityError(f"tensor {entry.key} of {manifest.what} has bounds of other pages than it has")
-    return True
-
-
-def _bounds(entry: TensorEntry) -> list[Box]:
     try:
-        return [Box(offsets, lengths) for offsets, lengths in entry.region_bounds]
+        return [pages[number] for number in meeting_bounds(len(entry.shape), entry.region_bounds, tuple(boxes))]
     except ValueError as error:
-        raise IntegrityError(f"tensor {entry.key}: {error}") from None
+        raise IntegrityError(f"tensor {entry.key} of {manifest.what} has impossible bounds of pages: {error}") from None
 
 
 def _regions_within(
     manifest: "CheckpointManifest", entry: TensorEntry, boxes: Sequence[Box], pages: Pages
 ) -> Sequence[Region]:
-    from cairn.manifests.coverage import meeting, rows_of, uncovered_within
+    from cairn.manifests.coverage import meeting, meeting_cover, rows_of
 
-    if not _told_regions(manifest, entry):
+    if entry.region_pages is None or not entry.region_bounds:
         whole = manifest.regions(entry, pages)
         return [whole[number] for number in meeting(rows_of(len(entry.shape), whole), boxes)]
     nbytes(entry.dtype, entry.shape)
@@ -140,9 +135,9 @@ def _regions_within(
     regions = manifest.page_regions(digests or pages_within(manifest, entry, boxes), pages)
     met: list[Region] = []
     try:
-        rows = rows_of(len(entry.shape), regions)
-        fault = next(filter(None, (uncovered_within(box, rows) for box in boxes)), "")
-        met = [regions[number] for number in meeting(rows, boxes)]
+        bounds = tuple((region.offsets, region.lengths) for region in regions)
+        numbers, fault = meeting_cover(len(entry.shape), bounds, tuple(boxes))
+        met = [regions[number] for number in numbers]
     except ValueError as error:
         fault = str(error)
     if not fault and any(len(region.digest) != HASH_BYTES for region in met):

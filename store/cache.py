@@ -127,8 +127,14 @@ class Cache:
                 transaction.put(key, bytes(old) + records, db=self._ids)
             for first, plain in pieces.items():
                 start = first.to_bytes(8, "big")
-                for last_id, block in blocks_of(plain):
-                    transaction.put(start + last_id, block, db=self._pieces)
+                cursor = transaction.cursor(db=self._pieces)
+                # Blocks come in order, so where nothing follows LMDB need not look for their places. Of several under
+                # one key all but the first hold nothing but further places of that id.
+                cursor.putmulti(
+                    ((start + last_id, block) for last_id, block in blocks_of(plain)),
+                    overwrite=False,
+                    append=not cursor.set_range(start),
+                )
                 transaction.put(_PIECES, transaction.get(_PIECES, b"", db=self._meta) + start, db=self._meta)
             self._put_seen(seen, transaction)
             transaction.put(_POSITION, to.to_bytes(8, "big"), db=self._meta)

@@ -7,7 +7,7 @@ and writing release the GIL; a chunk is copied once, by encryption into the pack
 
 import mmap
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -35,6 +35,10 @@ class Index(Protocol):
 
     def locations(self, identifier: ContentId, marked: bool = False) -> list[Location]:
         """Places in packs that are in force, best first; with `marked` also those whose bytes failed before, last."""
+        ...
+
+    def locations_of(self, identifiers: Iterable[ContentId], marked: bool = False) -> list[list[Location]]:
+        """As `locations`, of many: one after the other."""
         ...
 
     def pack(self, number: int) -> PackRef:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 VERSION = 1
 # Entries of a block in the cache, which then fills one page of LMDB's (4096 bytes, of which 16 are its own).
 _BLOCK_ENTRIES = 84
+# Blocks that are cut at once: 4 MB.
+_BLOCKS_AT_ONCE = 1024
 # Fewer are sorted before numpy is imported.
 _FEW_IDS = 50_000
 # Bytes of an entry over all four columns.
@@ -186,15 +188,26 @@ def pack_table(plain: bytes, what: str = "an index piece") -> bytes:
 
 def blocks_of(plain: bytes) -> Iterator[tuple[bytes, bytes]]:
     """A piece cut in short ones without packs, in order, each with its last id; it has passed `check_piece`."""
-    at, count = _ids_at(plain, "an index piece")
-    columns = []
-    for width in (32, 4, 8, 4):
-        columns.append((plain[at : at + width * count], width))
-        at += width * count
-    for first in range(0, count, _BLOCK_ENTRIES):
-        end = min(first + _BLOCK_ENTRIES, count)
-        parts = [column[first * width : end * width] for column, width in columns]
-        yield parts[0][-32:], b"".join((_HEAD.pack(VERSION, 0, end - first), *parts))
+    count = _ids_at(plain, "an index piece")[1]
+    whole = count - count % _BLOCK_ENTRIES
+    step = _BLOCK_ENTRIES * _BLOCKS_AT_ONCE
+    for first in range(0, whole, step):
+        yield from _blocks(plain, first, min(first + step, whole), _BLOCK_ENTRIES)
+    if whole < count:
+        yield from _blocks(plain, whole, count, count - whole)
+
+
+def _blocks(plain: bytes, first: int, end: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """Some entries of a piece in blocks of one size, which divides their number."""
+    import numpy as np
+
+    columns = [np.frombuffer(_HEAD.pack(VERSION, 0, size) * ((end - first) // size), np.uint8)]
+    columns += [column[first:end].view(np.uint8) for column in columns_of(plain, "an index piece")]
+    rows = np.concatenate([column.reshape((end - first) // size, -1) for column in columns], axis=1)
+    last = _HEAD.size + 32 * (size - 1)
+    for row in rows:
+        block = row.tobytes()
+        yield block[last : last + 32], block
 
 
 def find_in_piece(plain: Buffer, identifier: bytes) -> list[tuple[int, int, int]]:

@@ -17,8 +17,9 @@ def read_together(chunks: ChunkStore, kind: ContentType, digests: Sequence[Diges
         MissingData, IntegrityError: see `ChunkStore.read`.
     """
     keys, places = chunks.access.keys.of(kind), list[tuple[Location, Digest]]()
-    for digest in digests:
-        places += [(at, digest) for at in chunks.index.locations(keys.content_id(digest))[:1]]
+    known = chunks.index.locations_of(keys.content_ids(digests))
+    for digest, found_at in zip(digests, known, strict=True):
+        places += [(at, digest) for at in found_at[:1]]
     found: dict[Digest, bytes] = {}
     for run in _runs(sorted(places, key=lambda place: (place[0].pack, place[0].offset))):
         found.update(_opened(chunks, kind, run))

@@ -1,7 +1,8 @@
 """Fragments: what one rank contributes to a checkpoint.
 
 A fragment names pieces by digest, so it is sealed under the attempt's key, which only the ranks of the job know, and is
-of no use once the attempt has ended.
+of no use once the attempt has ended. A job of thousands of ranks has millions of tensors' shares, so a fragment has
+columns and no object for a share or a piece.
 """
 
 import struct
@@ -14,70 +15,67 @@ from cairn.registry.envelope import Stages
 from cairn.store.written import WriteCounts
 
 Ints = tuple[int, ...]
+# Where a piece lies, and its digest or its bytes. A place is a tile's number, or a box's offsets and then its lengths.
+Piece = tuple[Ints, bytes]
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Digests of neighbouring tiles, 32 bytes each, from number `first` on."""
-
-    first: int
-    digests: bytes
-
-    def __repr__(self) -> str:
-        return f"Span({self.first}, <secret>)"
-
-
-class Regions(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Boxes that are no tiles, packed, since a coordinator takes up millions.
-
-    Args:
-        boxes: of each its offsets, then its lengths, as int64, little-endian.
-        digests: 32 bytes of each, in the same order.
-    """
-
-    boxes: bytes = b""
-    digests: bytes = b""
-
-    @staticmethod
-    def of(found: Sequence[tuple[Ints, Ints, bytes]]) -> "Regions":
-        """Offsets, lengths and digest of each."""
-        numbers = [number for offsets, lengths, _ in found for number in (*offsets, *lengths)]
-        return Regions(struct.pack(f"<{len(numbers)}q", *numbers), b"".join(digest for _, _, digest in found))
-
-    def __repr__(self) -> str:
-        return f"Regions({len(self.digests) // 32}, <secret>)"
-
-
-class Shard(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A small box by offsets and lengths, with the bytes themselves."""
-
-    offsets: Ints
-    lengths: Ints
-    data: bytes
-
-    def __repr__(self) -> str:
-        return f"Shard({list(self.offsets)}, {list(self.lengths)}, <secret>)"
-
-
-class Contribution(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """What a rank holds of one tensor.
-
-    Args:
-        spans, regions: what it stored.
-        shards: what comes along, for the coordinator to store.
-        seen_spans, seen_regions: digests of replicas that others store.
-    """
+class Declared(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """One tensor, whatever a rank holds of it."""
 
     key: Key
     component: int
     dtype: str
     shape: Ints
-    spans: tuple[Span, ...] = ()
-    regions: Regions | None = None
-    shards: tuple[Shard, ...] = ()
-    seen_spans: tuple[Span, ...] = ()
-    seen_regions: Regions | None = None
     trainable: bool = False
     tied_to: Key | None = None
+
+
+class Column(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A rank's pieces of one kind, in runs of one tensor each. Numbers are int64, little-endian.
+
+    Args:
+        runs: of each run three numbers: which tensor of the rank's list, how many pieces, bytes of their contents.
+        places: of each piece the numbers that say where it lies.
+        contents: of each piece its digest or its bytes.
+    """
+
+    runs: bytes = b""
+    places: bytes = b""
+    contents: bytes = b""
+
+    @staticmethod
+    def of(held: Sequence[Sequence[Piece]]) -> "Column":
+        """Pieces of each tensor."""
+        runs: list[int] = []
+        places: list[int] = []
+        contents: list[bytes] = []
+        for tensor, pieces in enumerate(held):
+            if pieces:
+                runs += (tensor, len(pieces), sum(len(content) for _, content in pieces))
+                places += (number for place, _ in pieces for number in place)
+                contents += (content for _, content in pieces)
+        return Column(_packed(runs), _packed(places), b"".join(contents))
+
+    def __repr__(self) -> str:
+        return f"Column({len(self.runs) // 24} runs, <secret>)"
+
+
+class Contribution(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a rank holds of its tensors.
+
+    Args:
+        declared: the tensors, `Declared` each, as encoded: ranks of one kind say the same, byte for byte.
+        tiles, regions: what it stored.
+        shards: small boxes whose bytes come along, for the coordinator to store.
+        seen_tiles, seen_regions: replicas that others store.
+    """
+
+    declared: bytes
+    tiles: Column = Column()
+    regions: Column = Column()
+    shards: Column = Column()
+    seen_tiles: Column = Column()
+    seen_regions: Column = Column()
 
 
 class ContributedValue(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -108,7 +106,7 @@ class Fragment(msgspec.Struct, frozen=True):
     session: bytes
     epoch: int
     hit_position: int
-    tensors: tuple[Contribution, ...]
+    tensors: Contribution
     values: tuple[ContributedValue, ...]
     pieces: bytes
     relied: tuple[int, ...]
@@ -117,3 +115,7 @@ class Fragment(msgspec.Struct, frozen=True):
     host: str = ""
     replan: bool = False
     notes: tuple[str, ...] = ()
+
+
+def _packed(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(numbers)}q", *numbers)

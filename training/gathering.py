@@ -57,7 +57,7 @@ def make_fragment(
     rank: int,
     step: int,
     session: Session,
-    tensors: Sequence[Contribution],
+    tensors: Contribution,
     values: Sequence[ContributedValue],
     written: Written,
     stages: Stages,
@@ -79,7 +79,7 @@ def make_fragment(
     epoch, hit_position = session.settle()
     pieces = b"" if stays else encode_piece(written.packs, written.entries)
     return Fragment(
-        rank, step, session.id, epoch, hit_position, tuple(tensors), tuple(values), pieces,
+        rank, step, session.id, epoch, hit_position, tensors, tuple(values), pieces,
         tuple(sorted(written.relied)), written.counts, stages, platform.node(), replan, tuple(notes),
     )  # fmt: skip
 

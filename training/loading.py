@@ -4,7 +4,7 @@ Nothing is written into a target before every rank has said that everything fits
 tensors unusable; that is raised on every rank.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from cairn.core.errors import IntegrityError, NotAllowed, NotFoundError, SaveFailed, StateMismatch
 from cairn.core.heap import collection_paused
-from cairn.core.ids import CheckpointId, ModelId
+from cairn.core.ids import CheckpointId, Digest, ModelId
 from cairn.core.limits import LISTED_NAMES_MAX, READ_BYTES_TARGET
 from cairn.core.shown import Shown
 from cairn.loader.boxes import BoxPlan, StoredTensor, Target
@@ -42,6 +42,8 @@ from cairn.training.windows import Windows
 
 # A worker holds the ranges of one batch and the plaintext of one chunk.
 _WORKER_BYTES = 2 * READ_BYTES_TARGET
+# Of 64 regions each, and so of some 20 kB of objects: 5 MB.
+_PAGES_AT_ONCE = 256
 
 
 class LoadReport(Shown, frozen=True):
@@ -261,10 +263,7 @@ class Loader:
 
     def _prepare(self, manifest: CheckpointManifest, reads: Sequence[Read]) -> _Prepared:
         prepared = _Prepared(Windows())
-        wanted = [_boxes(read) for read in reads]
-        needed = (pages_within(manifest, read.entry, boxes) for read, boxes in zip(reads, wanted, strict=True) if boxes)
-        pages = manifest.fetch(page for some in needed for page in some)
-        for read, boxes in zip(reads, wanted, strict=True):
+        for read, boxes, pages in _with_pages(manifest, reads):
             leaf, dtype = read.leaf, torch_dtype(read.entry.dtype, f"tensor {read.entry.key}")
             if leaf.dtype != read.entry.dtype:
                 prepared.casts.append(f"{leaf.key}: {read.entry.dtype} to {leaf.dtype}")
@@ -333,6 +332,20 @@ def stored_tensor(
 ) -> StoredTensor:
     """Where an entry's bytes within some boxes are; `pages` are those of `pages_within`, if they have been read."""
     return StoredTensor.of(entry, *stored_within(manifest, entry, boxes, pages))
+
+
+def _with_pages(manifest: CheckpointManifest, reads: Sequence[Read]) -> Iterator[tuple[Read, Sequence[Box], Pages]]:
+    """Each read with the boxes that it wants and the pages that tell where they are, some hundred pages at a time."""
+    waiting: list[tuple[Read, Sequence[Box]]] = []
+    needed: list[Digest] = []
+    for number, read in enumerate(reads, 1):
+        boxes = _boxes(read)
+        waiting.append((read, boxes))
+        needed += pages_within(manifest, read.entry, boxes) if boxes else ()
+        if len(needed) >= _PAGES_AT_ONCE or number == len(reads):
+            pages = manifest.fetch(needed)
+            yield from ((*one, pages) for one in waiting)
+            waiting, needed = [], []
 
 
 def _boxes(read: Read) -> list[Box]:

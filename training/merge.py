@@ -4,39 +4,87 @@ Every declared element must be held exactly once; equal boxes with different byt
 ranks; what small shards brought along is joined into tiles.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from operator import attrgetter
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from cairn.core.errors import StateMismatch
+from cairn.core.errors import IntegrityError, StateMismatch
 from cairn.core.limits import INLINE_BYTES_MAX, LISTED_NAMES_MAX
-from cairn.manifests.coverage import Rows, rows_of, uncovered_rows
+from cairn.manifests.coverage import Rows, uncovered_rows
 from cairn.manifests.dtypes import BITS, nbytes
 from cairn.manifests.pieces import cached_grid
 from cairn.manifests.schema import Key, Region, TensorEntry
-from cairn.manifests.tiling import Box
 from cairn.manifests.values import Container, decode_value, encode_value
 from cairn.store.chunkstore import ChunkWriter
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.tenant import ContentType
-from cairn.training.fragment import ContributedValue, Contribution, Fragment, Ints
-from cairn.training.merge_pieces import Digests, Pieces, split, tile_rows
+from cairn.training.fragment import ContributedValue, Contribution, Declared, Fragment, Ints
+from cairn.training.merge_pieces import (
+    Carried,
+    Digested,
+    Digests,
+    Held,
+    differing,
+    digests_of,
+    firsts,
+    pairs_of,
+    split,
+    tile_rows,
+)
 
 Settle = Callable[[TensorEntry], TensorEntry]
+# Boxes, digests and ranks.
+Seen = tuple[Rows, Digests, Rows]
+_decoder = msgspec.msgpack.Decoder(tuple[Declared, ...])
 
 
 @dataclass(slots=True)
 class _Tensor:
-    """All that is known of one tensor: what ranks have stored, what came along by box, and what others have seen."""
+    """One tensor: its number, how it was declared, and the rank that declared it first."""
 
-    first: Contribution
+    number: int
+    first: Declared
     rank: int
-    pieces: Pieces = field(default_factory=Pieces)
-    inline: dict[tuple[Ints, Ints], tuple[bytes, int]] = field(default_factory=dict)
-    seen: Pieces = field(default_factory=Pieces)
+
+    @property
+    def item_bytes(self) -> int:
+        return max(BITS[self.first.dtype] // 8, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A list of tensors as some ranks send it.
+
+    Args:
+        numbers: of the merger's tensors; -1 for one that does not fit.
+        words: of each, how many numbers say where a box of it lies.
+        misfits: those that do not fit.
+    """
+
+    numbers: Rows
+    words: Rows
+    misfits: tuple[Declared, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Distinct pieces of one tensor."""
+
+    tiles: Held
+    regions: Held
+    shards: Held
+
+    def is_grid(self, count: int) -> bool:
+        """Whether they are the tiles of a grid of so many, all of them."""
+        if len(self.regions) or len(self.shards) or not len(self.tiles) == count > 0:
+            return False
+        return bool(self.tiles.places[0, 0] == 0 and self.tiles.places[-1, 0] == count - 1)
+
+    def ranks(self) -> list[int]:
+        return sorted({*self.tiles.ranks.tolist(), *self.regions.ranks.tolist(), *self.shards.ranks.tolist()})
 
 
 @dataclass(slots=True)
@@ -50,19 +98,46 @@ class Merged:
     bytes_logical: dict[ComponentClass, int] = field(default_factory=dict)
 
 
+class _Columns:
+    """All pieces of all tensors and ranks."""
+
+    def __init__(self) -> None:
+        self.tiles, self.regions, self.shards = Digested(), Digested(), Carried()
+        self.seen_tiles, self.seen_regions = Digested(), Digested()
+
+    def add(self, tensors: Contribution, table: _Table, rank: int) -> None:
+        """Take up a rank's; raises as `Digested.add` does."""
+        numbers, boxes, ones = table.numbers, table.words, np.ones_like(table.words)
+        self.tiles.add(tensors.tiles, numbers, ones, rank)
+        self.regions.add(tensors.regions, numbers, boxes, rank)
+        self.shards.add(tensors.shards, numbers, boxes, rank)
+        self.seen_tiles.add(tensors.seen_tiles, numbers, ones, rank)
+        self.seen_regions.add(tensors.seen_regions, numbers, boxes, rank)
+
+    def sort(self, tensors: int) -> None:
+        """Bring together what belongs to each of so many tensors."""
+        for column in (self.tiles, self.regions, self.shards, self.seen_tiles, self.seen_regions):
+            column.sort(tensors)
+
+
 class Merger:
     """Takes fragments one by one."""
 
     def __init__(self) -> None:
         self._tensors: dict[Key, _Tensor] = {}
+        self._tables: dict[bytes, _Table] = {}
+        self._columns = _Columns()
         self._values: dict[Key, tuple[ContributedValue, int]] = {}
-        self._faults: list[str] = []
+        self._faults: dict[str, None] = {}
         self._doubled = 0
 
     def add(self, fragment: Fragment) -> None:
-        """Take up one rank's part."""
-        for tensor in fragment.tensors:
-            self._add_tensor(tensor, fragment.rank)
+        """Take up one rank's part.
+
+        Raises:
+            IntegrityError: it is no fragment.
+        """
+        self._add_tensors(fragment.tensors, fragment.rank)
         for value in fragment.values:
             self._add_value(value, fragment.rank)
 
@@ -76,27 +151,26 @@ class Merger:
         Raises:
             StateMismatch: ranks disagree or leave gaps; lists all tensors and the ranks.
         """
-        for tensor in self._tensors.values():
-            self._check_seen(tensor, writer)
+        self._columns.sort(len(self._tensors))
         merged = Merged()
         for key, tensor in self._tensors.items():
             first = tensor.first
             component = ComponentClass(first.component)
-            if first.tied_to is None:
-                entry = self._entry(tensor, writer)
-                if entry is not None:
-                    merged.tensors.setdefault(component, []).append(settle(entry))
-                tensor.pieces, tensor.inline = Pieces(), {}
+            entry = self._entry(tensor, writer)
+            if entry is not None and first.tied_to is None:
+                merged.tensors.setdefault(component, []).append(settle(entry))
             if first.trainable:
                 merged.trainable.append(key)
             size = nbytes(first.dtype, first.shape)
             merged.bytes_logical[component] = merged.bytes_logical.get(component, 0) + size
+        self._columns = _Columns()  # there may be gigabytes, and the merger lives on
         self._add_tied(merged)
         for key, (value, _) in self._values.items():
             merged.values.setdefault(ComponentClass(value.component), []).append((key, value.data))
         if self._faults:
-            shown = "; ".join(self._faults[:LISTED_NAMES_MAX])
-            more = len(self._faults) - LISTED_NAMES_MAX
+            faults = list(self._faults)
+            shown = "; ".join(faults[:LISTED_NAMES_MAX])
+            more = len(faults) - LISTED_NAMES_MAX
             raise StateMismatch(
                 f"the ranks' states do not fit together: {shown}" + (f"; and {more} more" if more > 0 else ""),
                 hint="nothing was committed; make the named state agree, or declare it per rank",
@@ -107,46 +181,43 @@ class Merger:
 
     # --- taking up ---------------------------------------------------------------------------------
 
-    def _add_tensor(self, tensor: Contribution, rank: int) -> None:
-        known = self._tensors.get(tensor.key)
-        if known is None:
-            known = self._tensors[tensor.key] = _Tensor(tensor, rank)
-        elif (known.first.dtype, known.first.shape) != (tensor.dtype, tensor.shape):
-            self._faults.append(
-                f"{tensor.key} is {known.first.dtype}{list(known.first.shape)} on rank {known.rank} "
-                f"and {tensor.dtype}{list(tensor.shape)} on rank {rank}"
+    def _add_tensors(self, tensors: Contribution, rank: int) -> None:
+        table = self._tables.get(tensors.declared)
+        if table is None:
+            table = self._tables[tensors.declared] = self._table(tensors.declared, rank)
+        for declared in table.misfits:
+            known = self._tensors[declared.key]
+            self._fault(
+                f"{declared.key} is {known.first.dtype}{list(known.first.shape)} on rank {known.rank} "
+                f"and {declared.dtype}{list(declared.shape)} on rank {rank}"
             )
-            return
-        elif known.first.tied_to is not None and tensor.tied_to is None:
-            known.first = tensor
-        known.pieces.add(tensor.spans, tensor.regions, rank)
-        if tensor.seen_spans or tensor.seen_regions:
-            known.seen.add(tensor.seen_spans, tensor.seen_regions, rank)
-        for shard in tensor.shards:
-            data, holder = known.inline.setdefault((shard.offsets, shard.lengths), (shard.data, rank))
-            if data != shard.data:
-                self._differs(known, holder, rank)
-            elif holder != rank:
-                self._doubled += 1
+        self._columns.add(tensors, table, rank)
 
-    def _differs(self, tensor: _Tensor, one: int, other: int) -> None:
-        text = f"{tensor.first.key} differs between ranks {min(one, other)} and {max(one, other)}"
-        if text not in self._faults:
-            self._faults.append(text)
+    def _table(self, declared: bytes, rank: int) -> _Table:
+        try:
+            listed = _decoder.decode(declared)
+        except msgspec.MsgspecError as error:
+            raise IntegrityError(f"fragment of rank {rank} does not decode: {error}") from None
+        numbers, misfits = [], []
+        for one in listed:
+            known = self._tensors.get(one.key)
+            if known is None:
+                known = self._tensors[one.key] = _Tensor(len(self._tensors), one, rank)
+            fits = (known.first.dtype, known.first.shape) == (one.dtype, one.shape)
+            numbers.append(known.number if fits else -1)
+            if not fits:
+                misfits.append(one)
+            elif known.first.tied_to is not None and one.tied_to is None:
+                known.first = one
+        words = np.array([2 * len(one.shape) for one in listed], np.int64)
+        return _Table(np.array(numbers, np.int64), words, tuple(misfits))
 
-    def _check_seen(self, tensor: _Tensor, writer: ChunkWriter) -> None:
-        if not tensor.seen:
-            return
-        layout, axes = cached_grid(tensor.first.dtype, tensor.first.shape), len(tensor.first.shape)
-        held = {place: (digest, rank) for place, digest, rank in tensor.pieces.each(axes)}
-        inline = {
-            place: (bytes(writer.digest(ContentType.CHUNK, data)), rank)
-            for place, (data, rank) in tensor.inline.items()
-        }
-        for place, digest, rank in tensor.seen.each(axes):
-            holder = held.get(place) or inline.get(_ends(layout.tile(place)) if isinstance(place, int) else place)
-            if holder is not None and holder[0] != digest:
-                self._differs(tensor, holder[1], rank)
+    def _fault(self, text: str) -> None:
+        self._faults[text] = None
+
+    def _differ(self, tensor: _Tensor, pairs: Iterable[tuple[int, int]]) -> None:
+        for one, other in pairs:
+            self._fault(f"{tensor.first.key} differs between ranks {min(one, other)} and {max(one, other)}")
 
     def _add_value(self, value: ContributedValue, rank: int) -> None:
         known = self._values.get(value.key)
@@ -155,41 +226,82 @@ class Merger:
         elif known[0].data != value.data:
             joined = _union(known[0], value) if value.union and known[0].union else None
             if joined is None:
-                self._faults.append(f"value {value.key} differs between ranks {known[1]} and {rank}")
+                self._fault(f"value {value.key} differs between ranks {known[1]} and {rank}")
             else:
                 self._values[value.key] = joined, known[1]
 
     # --- entries -----------------------------------------------------------------------------------
 
+    def _pieces(self, tensor: _Tensor) -> _Pieces:
+        """The distinct pieces of a tensor; what ranks disagree on is noted."""
+        words = 2 * len(tensor.first.shape)
+        found = _Pieces(
+            self._columns.tiles.held(tensor.number, 1),
+            self._columns.regions.held(tensor.number, words),
+            self._columns.shards.held(tensor.number, words, tensor.item_bytes),
+        )
+        for held in (found.tiles, found.regions, found.shards):
+            self._doubled += held.doubled
+            self._differ(tensor, held.differing)
+        return found
+
+    def _seen(self, tensor: _Tensor) -> list[Seen]:
+        """What others than its owners have seen of a tensor, by box."""
+        found = []
+        if self._columns.seen_tiles.holds(tensor.number):
+            numbers, digests, ranks = self._columns.seen_tiles.seen(tensor.number)
+            found.append((self._tile_rows(tensor, numbers, ranks), digests, ranks))
+        if self._columns.seen_regions.holds(tensor.number):
+            found.append(self._columns.seen_regions.seen(tensor.number))
+        return found
+
+    def _check_seen(self, tensor: _Tensor, held: _Pieces, boxes: Rows, seen: list[Seen], writer: ChunkWriter) -> None:
+        """Compare what was seen of a tensor with what is held of it, whose boxes are those of its pieces."""
+        carried = b"".join(writer.digest(ContentType.CHUNK, data) for data in held.shards.contents)
+        places, digests, ranks = (np.concatenate(column) for column in zip(*seen, strict=True))
+        digests = np.concatenate([held.tiles.contents, held.regions.contents, digests_of(carried), digests])
+        ranks = np.concatenate([held.tiles.ranks, held.regions.ranks, held.shards.ranks, ranks])
+        _, first = firsts(np.concatenate([boxes, places]))
+        differ = differing(digests, first) & (first < len(boxes))
+        differ[: len(boxes)] = False
+        self._differ(tensor, pairs_of(ranks[first[differ]], ranks[differ]))
+
+    def _tile_rows(self, tensor: _Tensor, numbers: Rows, ranks: Rows) -> Rows:
+        layout, first = cached_grid(tensor.first.dtype, tensor.first.shape), tensor.first
+        outside = (numbers[:, 0] < 0) | (numbers[:, 0] >= layout.tile_count)
+        if outside.any():
+            at = outside.argmax()
+            raise IntegrityError(
+                f"fragment of rank {ranks[at]} holds tile {numbers[at, 0]} of {first.key}, of {layout.tile_count}"
+            )
+        return tile_rows(layout, numbers[:, 0])
+
     def _entry(self, tensor: _Tensor, writer: ChunkWriter) -> TensorEntry | None:
-        first = tensor.first
-        layout = cached_grid(first.dtype, first.shape)
-        axes, count = len(first.shape), layout.tile_count
-        if not (tensor.pieces or tensor.inline or count):
-            return TensorEntry(first.key, first.dtype, first.shape, inline=b"")
-        tiles, held = tensor.pieces.tiles.held(1), tensor.pieces.regions.held(2 * axes)
-        self._doubled += tiles.doubled + held.doubled
-        for one, other in (*tiles.differing, *held.differing):
-            self._differs(tensor, one, other)
-        if len(tiles.ranks) == count and not len(held.ranks) and not tensor.inline:
-            return TensorEntry(first.key, first.dtype, first.shape, tiles=tiles.digests.tobytes())
-        boxes = [Box(*place) for place in tensor.inline]
-        rows = [tile_rows(layout, tiles.places[:, 0]), held.places, rows_of(axes, boxes)]
-        fault = uncovered_rows(first.shape, np.concatenate(rows))
-        if fault:
-            ranks = {*tiles.ranks.tolist(), *held.ranks.tolist(), *(rank for _, rank in tensor.inline.values())}
-            self._faults.append(f"{first.key}: {fault} (of ranks {sorted(ranks)[:8]})")
+        first, held, seen = tensor.first, self._pieces(tensor), self._seen(tensor)
+        tiles, regions, shards = held.tiles, held.regions, held.shards
+        count = cached_grid(first.dtype, first.shape).tile_count
+        if not seen and first.tied_to is None and held.is_grid(count):
+            return TensorEntry(first.key, first.dtype, first.shape, tiles=tiles.contents.tobytes())
+        boxes = np.concatenate([self._tile_rows(tensor, tiles.places, tiles.ranks), regions.places, shards.places])
+        if seen:
+            self._check_seen(tensor, held, boxes, seen, writer)
+        if first.tied_to is not None:
             return None
-        if not tensor.pieces:
-            return _join(first, tensor.inline, writer)
-        regions = _regions(held.places, held.digests)
-        if len(tiles.ranks) or tensor.inline:
-            regions += _regions(rows[0], tiles.digests)
-            width = BITS[first.dtype] // 8
-            for place, (data, _) in tensor.inline.items():
-                regions.append(Region(*place, bytes(writer.put(ContentType.CHUNK, data, width))))
-            regions.sort(key=attrgetter("offsets"))
-        return TensorEntry(first.key, first.dtype, first.shape, regions=tuple(regions))
+        if not (len(boxes) or count):
+            return TensorEntry(first.key, first.dtype, first.shape, inline=b"")
+        if held.is_grid(count):
+            return TensorEntry(first.key, first.dtype, first.shape, tiles=tiles.contents.tobytes())
+        fault = uncovered_rows(first.shape, boxes)
+        if fault:
+            self._fault(f"{first.key}: {fault} (of ranks {held.ranks()[:8]})")
+            return None
+        if len(shards) == len(boxes):
+            return _join(tensor, shards, writer)
+        digests = tiles.contents.tobytes() + regions.contents.tobytes()
+        digests += b"".join(writer.put(ContentType.CHUNK, data, tensor.item_bytes) for data in shards.contents)
+        order, _ = firsts(boxes[:, : len(first.shape)])
+        found = _regions(boxes[order], digests_of(digests)[order])
+        return TensorEntry(first.key, first.dtype, first.shape, regions=found)
 
     def _add_tied(self, merged: Merged) -> None:
         stored = {entry.key: entry for entries in merged.tensors.values() for entry in entries}
@@ -198,39 +310,45 @@ class Merger:
                 continue
             source = stored.get(tensor.first.tied_to)
             if source is None:
-                self._faults.append(f"{key} is tied to {tensor.first.tied_to}, which no rank holds")
+                self._fault(f"{key} is tied to {tensor.first.tied_to}, which no rank holds")
                 continue
             entry = msgspec.structs.replace(source, key=key, tied_to=source.key)
             merged.tensors.setdefault(ComponentClass(tensor.first.component), []).append(entry)
 
 
-def _regions(rows: Rows, digests: Digests) -> list[Region]:
+def _regions(rows: Rows, digests: Digests) -> tuple[Region, ...]:
     axes = rows.shape[1] // 2
     columns = rows.T.tolist()
     offsets, lengths = zip(*columns[:axes], strict=True), zip(*columns[axes:], strict=True)
-    return list(map(Region, offsets, lengths, split(digests.tobytes())))
+    return tuple(map(Region, offsets, lengths, split(digests.tobytes())))
 
 
-def _ends(box: Box) -> tuple[Ints, Ints]:
-    return box.offsets, box.lengths
-
-
-def _join(tensor: Contribution, shards: dict[tuple[Ints, Ints], tuple[bytes, int]], writer: ChunkWriter) -> TensorEntry:
+def _join(tensor: _Tensor, shards: Held, writer: ChunkWriter) -> TensorEntry:
     """A tensor whose bytes all came along: put together, then in line or in tiles."""
-    width = max(BITS[tensor.dtype] // 8, 1)
-    whole = np.empty((*tensor.shape, width), np.uint8)
-    for (offsets, lengths), (data, _) in shards.items():
-        slices = tuple(slice(o, o + n) for o, n in zip(offsets, lengths, strict=True))
-        whole[slices] = np.frombuffer(data, np.uint8).reshape(*lengths, width)
+    first, width = tensor.first, tensor.item_bytes
+    whole = _joined(first.shape, width, shards)
     if whole.nbytes <= INLINE_BYTES_MAX:
-        return TensorEntry(tensor.key, tensor.dtype, tensor.shape, inline=whole.tobytes())
-    layout = cached_grid(tensor.dtype, tensor.shape)
+        return TensorEntry(first.key, first.dtype, first.shape, inline=whole.tobytes())
+    layout = cached_grid(first.dtype, first.shape)
     digests = []
     for number in range(layout.tile_count):
         box = layout.tile(number)
         slices = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.lengths, strict=True))
         digests.append(writer.put(ContentType.CHUNK, np.ascontiguousarray(whole[slices]).reshape(-1).data, width))
-    return TensorEntry(tensor.key, tensor.dtype, tensor.shape, tiles=b"".join(digests))
+    return TensorEntry(first.key, first.dtype, first.shape, tiles=b"".join(digests))
+
+
+def _joined(shape: Ints, width: int, shards: Held) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    """The bytes of a tensor of which each element stands in one shard."""
+    axes = len(shape)
+    if (shards.places[:, axes + 1 :] == shape[1:]).all():  # whole rows, in order
+        return np.frombuffer(b"".join(shards.contents), np.uint8).reshape(*shape, width)
+    whole = np.empty((*shape, width), np.uint8)
+    for row, data in zip(shards.places.tolist(), shards.contents, strict=True):
+        offsets, lengths = row[:axes], row[axes:]
+        slices = tuple(slice(o, o + n) for o, n in zip(offsets, lengths, strict=True))
+        whole[slices] = np.frombuffer(data, np.uint8).reshape(*lengths, width)
+    return whole
 
 
 def _union(one: ContributedValue, other: ContributedValue) -> ContributedValue | None:

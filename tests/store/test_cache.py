@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from cairn.core.ids import ContentId
+from cairn.core.ids import ContentId, SessionId
 from cairn.store.cache import Cache, CachedFold
-from cairn.store.index import Location
+from cairn.store.index import Location, PackRef, PieceEntry, encode_piece
 from tests.support.stores import close_environments
 
 BOUND, OTHER = b"b" * 32, b"o" * 32
@@ -91,6 +91,22 @@ def test_places_are_given_newest_first_without_repeats(folder: Path) -> None:
     cache.advance(4, 5, b"fold", [(ID, THERE), (ID, THERE), (ID, HERE)])
     cache.advance(0, 6, b"refused", [(ID, ELSEWHERE)])
     assert cache.locations(ID) == [ELSEWHERE, THERE, HERE]
+
+
+@pytest.mark.parametrize("firsts", [(5, 900), (900, 5)], ids=["in order", "one before another"])
+def test_long_pieces_are_searched_whatever_their_order_and_however_often_they_list_an_id(
+    folder: Path, firsts: tuple[int, int]
+) -> None:
+    cache, packs = filled(folder), [PackRef(SessionId(bytes(16)), bytes(12), 1 << 20)]
+    # The second one's entries fill several blocks, and share the first of them with the first one's.
+    ids = [ContentId(bytes([n]) * 32) for n in range(3)]
+    times = zip(ids, (1, 300, 1), strict=True)
+    listed = [PieceEntry(one, 0, 8 + n, 100) for one, count in times for n in range(count)]
+    for position, first in enumerate(firsts, 5):
+        assert cache.advance(position - 1, position, b"fold", [], {first: encode_piece(packs, listed)})
+    for one in ids:
+        assert {at.pack for at in cache.locations(one)} == set(firsts)
+    assert cache.locations(ID) == [HERE]
 
 
 def test_places_marked_bad_come_last_and_only_if_asked_for(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """A chunk store without a registry: its index is a dictionary that the test fills."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cairn.core.ids import ContentId, SessionId, StoreId, TenantId
@@ -22,6 +23,9 @@ class DictIndex:
         known = self.places.get(identifier, [])[::-1]
         good = [at for at in known if (identifier, at) not in self.bad]
         return good + ([at for at in known if at not in good] if marked else [])
+
+    def locations_of(self, identifiers: Iterable[ContentId], marked: bool = False) -> list[list[Location]]:
+        return [self.locations(identifier, marked) for identifier in identifiers]
 
     def pack(self, number: int) -> PackRef:
         return self.packs[number]

@@ -39,6 +39,7 @@ for _outgoing in (export, gather, key, policy):
 @store_options
 def show(model: str | None, since: str | None, kinds: tuple[str, ...], log_key: Path | None, as_json: bool) -> None:
     """List who changed or read what, and when; of MODEL only, by its name or id."""
+    from cairn.registry.audit import judge
     from cairn.registry.auditlines import Trail, Wanted, facts_of
     from cairn.registry.people import known_people
 
@@ -46,8 +47,11 @@ def show(model: str | None, since: str | None, kinds: tuple[str, ...], log_key: 
     with log.registry() as registry:
         wanted = Wanted(_model_id(registry, model) if model else None, kinds, _nanoseconds(since) if since else 0)
         keys = registry.model_keys if registry is not None else None
-        trail = Trail(log.view, wanted, keys)
+        heads = log.remembered()
+        trail = Trail(log.view, wanted, keys, {one.head.length for one in heads})
         people = known_people(registry) if registry is not None else {}
+    for found in judge(trail.whole, heads).findings[:1]:
+        note(f"warning: {found.where}{found.what}: 'cairn audit verify' tells more")
     if as_json:
         emit_json([facts_of(line) for line in trail.lines])
         return

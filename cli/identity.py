@@ -19,6 +19,6 @@ def command(file: Path | None, pem: bool, as_json: bool) -> None:
 
     identity = own_identity(file)
     if as_json:
-        emit_json({"identity": identity.text(), "actor": identity.actor.hex(), "pem": identity.pem()})
+        emit_json({"identity": identity.line(), "actor": identity.actor.hex(), "pem": identity.public.pem()})
     else:
-        emit(identity.pem().rstrip() if pem else identity.text())
+        emit(identity.public.pem().rstrip() if pem else identity.line())

@@ -62,12 +62,12 @@ def open_registry() -> "Iterator[Registry]":
     from cairn.registry.stores import open_store
 
     key_file = store_choice().key_file
-    registry = open_store(store_location(), key_file=Path(key_file) if key_file else None, ask=ask_passphrase)
-    damaged_from = registry.state.damaged_from
-    if damaged_from is not None:
-        note(f"warning: log entry {damaged_from} is damaged: newer checkpoints may be missing here")
-    for n in registry.foreign():
-        note(f"warning: log entry {n} is of none of the store's writers, or damaged: 'cairn audit verify' tells more")
+    registry = open_store(
+        store_location(),
+        key_file=Path(key_file) if key_file else None,
+        ask=ask_passphrase,
+        tell=lambda what: note(f"warning: {what}"),
+    )
     try:
         yield registry
         tell_unrecorded(registry)

@@ -21,10 +21,9 @@ def command() -> None:
 def add(identity: str, models: tuple[str, ...], name: str) -> None:
     """Let signatures of IDENTITY count: the line that `cairn identity` prints there, got on a way that you trust."""
     from cairn.registry.names import check_model_name
-    from cairn.registry.trust import Signer, trust
-    from cairn.store.crypto.signing import PublicIdentity
+    from cairn.registry.trust import signer_by, trust
 
-    signer = Signer(PublicIdentity.parse(identity).text(), tuple(map(check_model_name, models)), name)
+    signer = signer_by(identity, tuple(map(check_model_name, models)), name)
     with open_registry() as registry:
         trust(registry.opened, signer)
     emit(f"signatures of {short(signer.actor)} count for {safe(', '.join(models)) or 'all models'}")

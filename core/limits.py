@@ -19,6 +19,9 @@ STEP_MAX = (1 << 63) - 1
 LOG_ENTRY_BYTES_MAX = 4 * MIB
 # Names of one log folder; a listing of 4096 names is four S3 pages.
 LOG_FOLDER_ENTRIES = 4096
+# How long an opening looks for entries that changed, once it has looked at the least: on a local disk, listing 4096 of
+# them takes 15 ms, and reading as many 35.
+LOG_LOOK_SECONDS = 0.05
 # Lost races before a writer gives up: each lost race means that somebody else made progress.
 LOG_APPEND_RACES_MAX = 256
 # Repeats of the same bytes after a lost answer, with doubling waits of 50 ms .. 5 s: about 30 s.
@@ -29,6 +32,8 @@ HEAD_NOTE_BYTES_MAX = 64 * KIB
 
 # Reads that one entry tells of: about 300 bytes each, so that an entry stays below 1 MiB.
 READS_PER_ENTRY = 2048
+# A signed record of a read. A later version may add to it, and as many as an entry takes still fit.
+READ_RECORD_BYTES_MAX = KIB
 
 # A signed statement about a checkpoint, sealed: its JSON has 2 to 8 KB, and one that names a thousand parts still fits.
 ATTESTATION_BYTES_MAX = 64 * KIB

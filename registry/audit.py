@@ -40,6 +40,11 @@ class Finding(NamedTuple):
     entry: int | None
     what: str
 
+    @property
+    def where(self) -> str:
+        """The entry, to be put before what is wrong with it."""
+        return f"log entry {self.entry}: " if self.entry is not None else ""
+
 
 @dataclass(slots=True)
 class Audit:
@@ -79,9 +84,9 @@ class Audit:
         """
         if not self.whole:
             first = next(one for one in self.findings if one.kind != "foreign")
-            where = f"log entry {first.entry}: " if first.entry is not None else ""
             raise IntegrityError(
-                f"the log cannot be vouched for: {where}{first.what}", hint="run 'cairn audit verify' for all findings"
+                f"the log cannot be vouched for: {first.where}{first.what}",
+                hint="run 'cairn audit verify' for all findings",
             )
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cairn.core.errors import CairnError, IntegrityError
-from cairn.core.ids import ModelId
+from cairn.core.ids import ModelId, StoreId
 from cairn.registry.entries import Commit, Entry, ModelCreate, Payload, RefDelete, RefMove, payload_of
 from cairn.registry.entries_audit import Reads
 from cairn.registry.logview import LogView, StoredEntry, WholeLog
@@ -88,7 +88,7 @@ class Trail:
             lengths, each: as of a `WholeLog`.
         """
         self._each = each
-        self._wanted, self._keys = wanted or Wanted(), keys
+        self._wanted, self._keys, self._store = wanted or Wanted(), keys, view.store
         self.lines: list[AuditLine] = []
         # Sealed names by model, and by model and tag: every line comes after the entry that gave the name.
         self._names: dict[bytes, bytes] = {}
@@ -122,7 +122,7 @@ class Trail:
         elif isinstance(payload, RefMove):
             self._refs[payload.model, payload.tag] = payload.sealed_name
         if payload is not None:
-            _fill(line, payload, self._wanted.model)
+            _fill(line, payload, self._wanted.model, self._store)
         if self._wants(line):
             self.lines.append(line)
             if self._keys is not None and payload is not None and line.model is not None:
@@ -186,12 +186,12 @@ def _payload(entry: Entry) -> Payload | None:
         return None
 
 
-def _fill(line: AuditLine, payload: Payload, model: bytes | None) -> None:
+def _fill(line: AuditLine, payload: Payload, model: bytes | None, store: StoreId) -> None:
     line.facts = facts = dict(_plain(payload))
     line.model = getattr(payload, "model", None)
     facts.pop("model", None)
     if isinstance(payload, Reads):
-        line.reads = [read for read in _reads(payload, line.n) if model is None or read.model == model]
+        line.reads = [read for read in _reads(payload, store, line.n) if model is None or read.model == model]
     elif isinstance(payload, Commit):
         line.before, line.after = payload.ref.expected, payload.checkpoint
         facts["tag"], facts["kind"] = payload.ref.tag.hex(), payload.ref.kind
@@ -204,11 +204,11 @@ def _fill(line: AuditLine, payload: Payload, model: bytes | None) -> None:
     facts.pop("expected", None)
 
 
-def _reads(payload: Reads, n: int) -> Iterator[ReadRecord]:
-    """What readers signed; what nobody signed tells of no read."""
+def _reads(payload: Reads, store: StoreId, n: int) -> Iterator[ReadRecord]:
+    """What readers signed; what nobody signed, or of another store, tells of no read."""
     for one in payload.reads:
         with suppress(IntegrityError):
-            yield open_read(one, f"a read in log entry {n}")
+            yield open_read(one, store, f"a read in log entry {n}")
 
 
 def _plain(payload: Payload) -> Iterator[tuple[str, Any]]:

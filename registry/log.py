@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Protocol
 
 from cairn.core.clock import Clock
@@ -23,7 +24,7 @@ from cairn.core.limits import (
     LOG_ENTRY_BYTES_MAX,
     LOG_FOLDER_ENTRIES,
 )
-from cairn.registry.merkle import Leaf
+from cairn.registry.merkle import Leaf, append_leaf, root_of
 from cairn.registry.names import entry_name
 from cairn.registry.opened import OpenStore
 from cairn.store.backends.contract import Backend
@@ -58,6 +59,28 @@ def read_entry(opened: LogPlace, n: int) -> tuple[bytes, bytes]:
         at += len(piece)
         piece = opened.backend.read(name, at, LOG_ENTRY_BYTES_MAX) if len(data) > LOG_ENTRY_BYTES_MAX else b""
     return data, leaf.digest()
+
+
+def first_entry(opened: OpenStore) -> bytes:
+    """Bytes of entry 0, which every log has.
+
+    Raises:
+        IntegrityError: this one has not.
+    """
+    try:
+        return opened.backend.read(entry_name(0), 0, LOG_ENTRY_BYTES_MAX + 1)
+    except ObjectNotFound:
+        raise IntegrityError(
+            f"{opened.backend.url} has lost log entry 0", hint="restore it from a copy of the store"
+        ) from None
+
+
+def root_by_reading(opened: LogPlace, length: int) -> bytes:
+    """Merkle root over the first `length` entries as they are stored, or all that there are before the first gap."""
+    frontier: tuple[bytes, ...] = ()
+    for n, (_, leaf) in enumerate(islice(read_from(opened, 0), length)):
+        frontier = append_leaf(frontier, n, leaf)
+    return root_of(frontier)
 
 
 def read_from(opened: LogPlace, start: int) -> Iterator[tuple[bytes, bytes]]:

@@ -105,17 +105,16 @@ class WholeLog:
             each: called with every position, in order.
         """
         self.view = view
-        self.leaves: list[bytes] = []
         self.missing: list[int] = []
         self.unreadable: dict[int, str] = {}
         self.roots: dict[int, bytes] = {}
         self._replay = Replay(State(), view.tenant, view.store, view.k_log)
+        self.leaves = self._replay.leaves
         for found in self._positions():
             entry = self._replay.feed(found.stored or b"", found.leaf or None)
             if found.stored is None:
                 self.missing += [] if found.fault else [found.n]
                 self.unreadable |= {found.n: found.fault} if found.fault else {}
-            self.leaves.append(self._replay.last_leaf)
             if self._replay.length in lengths:
                 self.roots[self._replay.length] = self._replay.root
             if each is not None:

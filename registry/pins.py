@@ -19,7 +19,7 @@ from cairn.registry.fold_policy import AuditReads, audit_reads
 from cairn.registry.heartbeat import Heartbeat
 from cairn.registry.opened import OpenStore
 from cairn.registry.reads import FOLDER as FOLDER
-from cairn.registry.reads import ReadRecord, keep_ended, sign_read
+from cairn.registry.reads import ReadRecord, keep_ended, open_read, sign_read
 from cairn.registry.registry import Registry
 from cairn.registry.signedrecord import open_record, sign_record
 from cairn.registry.state import Checkpoint, objects_of
@@ -55,13 +55,18 @@ def read_pin(opened: OpenStore, name: str) -> PinRecord:
 
     Raises:
         ObjectNotFound: its reader ended meanwhile.
-        IntegrityError: damaged, not signed by whom it names, or another pin's.
+        IntegrityError: damaged, not signed by whom it names, another pin's, or with the record of another read.
     """
     what = f"pin {name}"
     plain = open_object(opened.secrets.k_log, opened.store, ObjectKind.PIN, opened.backend.read(name), what)
     record = open_record(plain, PinRecord, _SIGNED, what)
     if name != f"{FOLDER}/{record.pin.hex()}{PIN}":
         raise IntegrityError(f"{what} is another pin's")
+    if record.read:
+        read = open_read(record.read, opened.store, f"the read of {what}")
+        pinned = record.pin, record.model, record.checkpoint, record.actor
+        if (read.read, read.model, read.checkpoint, read.actor) != pinned:
+            raise IntegrityError(f"{what} holds the record of another read")
     return record
 
 

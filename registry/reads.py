@@ -13,7 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from cairn.core.errors import IntegrityError, ObjectExists, ObjectNotFound
-from cairn.core.limits import READS_PER_ENTRY
+from cairn.core.ids import StoreId
+from cairn.core.limits import READ_RECORD_BYTES_MAX, READS_PER_ENTRY
 from cairn.registry.entries_audit import Reads
 from cairn.registry.fold_policy import AuditReads, audit_reads
 from cairn.registry.opened import OpenStore
@@ -63,13 +64,18 @@ def sign_read(record: ReadRecord, identity: Identity) -> bytes:
     return sign_record(record, identity, _SIGNED)
 
 
-def open_read(signed: bytes, what: str) -> ReadRecord:
+def open_read(signed: bytes, store: StoreId, what: str) -> ReadRecord:
     """What a read's signed bytes say.
 
     Raises:
-        IntegrityError: they do not decode, or whom they name has not signed them.
+        IntegrityError: they do not decode, whom they name has not signed them, or they tell of a read of another store.
     """
-    return open_record(signed, ReadRecord, _SIGNED, what)
+    if len(signed) > READ_RECORD_BYTES_MAX:
+        raise IntegrityError(f"{what} is too long to be one")
+    record = open_record(signed, ReadRecord, _SIGNED, what)
+    if record.store != store:
+        raise IntegrityError(f"{what} is of another store")
+    return record
 
 
 def keep_ended(opened: OpenStore, stem: str, signed: bytes) -> None:
@@ -91,10 +97,10 @@ def ended_reads(opened: OpenStore) -> tuple[dict[str, bytes], list[str]]:
             continue
         what = f"record {listed.name}"
         try:
-            sealed = opened.backend.read(listed.name)
+            sealed = opened.backend.read(listed.name, 0, 2 * READ_RECORD_BYTES_MAX)
             signed = open_object(opened.secrets.k_log, opened.store, ObjectKind.PIN, sealed, what)
-            record = open_read(signed, what)
-            if record.store != opened.store or listed.name != f"{FOLDER}/{record.read.hex()}{ENDED}":
+            record = open_read(signed, opened.store, what)
+            if listed.name != f"{FOLDER}/{record.read.hex()}{ENDED}":
                 raise IntegrityError(f"{what} is of another read")
         except ObjectNotFound:
             continue  # gathered by somebody else

@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from cairn.core.errors import ConflictError, IntegrityError, NotFoundError
-from cairn.core.ids import ModelId
+from cairn.core.ids import ModelId, StoreId
 from cairn.registry.audit import KnownHead, judge
 from cairn.registry.deletion import check_is_owner
 from cairn.registry.entries import Commit, Entry, Init, ModelCreate, Payload, Supply, Swept, payload_of
@@ -137,7 +137,7 @@ class _Trail:
         n = entry.n
         self._rights(n, payload)
         if isinstance(payload, Reads):
-            self._read(payload, n)
+            self._read(payload, entry)
         elif isinstance(payload, Commit | Supply) and payload.model == self._model:
             self.objects[n] = list(_objects_in(payload))
         elif isinstance(payload, Swept):
@@ -205,10 +205,10 @@ class _Trail:
         elif isinstance(payload, ModelCreate | KeyRotate) and payload.model == self._model:
             self.given[n] = {one.whose for one in payload.wraps}
 
-    def _read(self, payload: Reads, n: int) -> None:
+    def _read(self, payload: Reads, entry: Entry) -> None:
         for one in payload.reads:
             with suppress(IntegrityError):
-                read = open_read(one, f"a read in log entry {n}")
+                read = open_read(one, StoreId(entry.store), f"a read in log entry {entry.n}")
                 if read.model == self._model:
                     self.reads.setdefault(read.actor.hex(), []).append(read.at)
 

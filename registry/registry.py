@@ -17,7 +17,7 @@ from cairn.registry.entries import FORMAT, TYPES, Entry, Payload, open_entry, se
 from cairn.registry.fold import apply_payload, decode_state, encode_state
 from cairn.registry.indexing import Found, StateIndex, found_in, salvage_packs
 from cairn.registry.localfiles import Head
-from cairn.registry.log import append, check_no_hole, read_entry, read_from
+from cairn.registry.log import append, check_no_hole, first_entry, read_entry, read_from, root_by_reading
 from cairn.registry.merkle import leaf_hash
 from cairn.registry.modelkeys import ModelKeys, matched_keys, open_model_keys
 from cairn.registry.names import entry_name
@@ -25,6 +25,7 @@ from cairn.registry.opened import OpenStore, first_owners, in_force
 from cairn.registry.permission import check_may_write, check_membership, check_right, signer_of
 from cairn.registry.replay import UNREADABLE, VOUCHES_NOT, Replay
 from cairn.registry.rootkeys import is_in_force
+from cairn.registry.seenlog import SeenLog
 from cairn.registry.snapshots import newest_snapshot
 from cairn.registry.state import Model, State
 from cairn.store.cache import Cache
@@ -50,13 +51,14 @@ class Registry:
         # Length of the log that this user had seen before.
         self.seen_before = 0
         self._model_keys: dict[bytes, tuple[tuple[object, ...], ModelKeys]] = {}
-        first = self._check_init()
+        first = first_entry(opened)
         # Actors whose snapshots are believed, and numbers of bundles that were found to be worth nothing.
         self.first_owners = first_owners(opened, first)
         self.bad_bundles: frozenset[int] = frozenset()
         # The cache of one who sees no index has none, and must not pass for that of one who does.
         bound = leaf_hash(first if opened.secrets.sees_index else first + b"log")
         self._cache = Cache(opened.home.cache_folder(opened.store), bound)
+        self._seen_log = SeenLog(opened, self._cache)
         self._damaged_from: int | None = None
         # Lengths of the log: as of the cache, and as of the index and the state.
         self._cached, self._indexed = 0, -1
@@ -68,10 +70,13 @@ class Registry:
             self._cache.clear()
             self._load(shortcuts=False)
             seen = self._remembered()
+            self._pass_holes(seen)
             agreed = self._agrees(seen)
         self.seen_before = seen.length if seen is not None else 0
         if seen is not None and not agreed:
             self._explain(seen)
+        elif self._state.damaged_from is None:
+            self._compare_with_seen()
         if self._state.damaged_from is None:
             self._remember()
         # Where a change of keys was stopped on its way, others may lie beside those that were tried first.
@@ -139,6 +144,7 @@ class Registry:
         """
         state = self._state
         self.signer()
+        check_no_hole(self.opened, self._replay.length)
         if state.newer_from is not None:
             raise NewerFormat(
                 f"log entry {state.newer_from} has a type that this version does not know: the store is read-only here",
@@ -149,7 +155,6 @@ class Registry:
                 f"log entry {state.damaged_from} is damaged, or one before it",
                 hint="intact checkpoints can still be read; run 'cairn verify --full', restore the entry from a copy",
             )
-        check_no_hole(self.opened, self._replay.length)
 
     def signer(self) -> Identity:
         """The identity that signs this user's entries.
@@ -243,19 +248,10 @@ class Registry:
 
     # --- start --------------------------------------------------------------------------------
 
-    def _check_init(self) -> bytes:
-        opened = self.opened
-        try:
-            stored = opened.backend.read(entry_name(0), 0, LOG_ENTRY_BYTES_MAX + 1)
-        except ObjectNotFound:
-            raise IntegrityError(
-                f"{opened.backend.url} has lost log entry 0", hint="restore it from a copy of the store"
-            ) from None
-        return stored
-
     def _load(self, shortcuts: bool) -> None:
         """Replay the log up to its head, and index what came of it."""
         self._replay = self._replay_from(self._base(shortcuts))
+        self._seen_log.look(self._cached)
         at_head = shortcuts and self._through_bundles()
         self._state = self._replay.current().copy()
         if at_head:
@@ -311,8 +307,9 @@ class Registry:
         known, certain = self._packs_known, attested.pack_count
         added = found_in(opened, attested, known) if opened.secrets.sees_index else Found()
         fold = seal_object(opened.secrets.k_log, opened.store, ObjectKind.CACHE, encode_state(attested), opened.entropy)
+        seen = self._seen_log.follow(self._replay, attested.length)
         if added.complete:
-            self._cache.advance(before - 1, attested.length - 1, fold, added.entries, added.pieces)
+            self._cache.advance(before - 1, attested.length - 1, fold, added.entries, added.pieces, seen)
         else:
             # What is out of reach now may be back tomorrow; a cache that moved past it would never look again.
             self._cache.hold(added.entries, added.pieces)
@@ -338,6 +335,25 @@ class Registry:
         if head.length == length:
             return self._replay.root == head.root
         return head.length < length and self._root_at(head.length) == head.root
+
+    def _pass_holes(self, head: Head | None) -> None:
+        """Go on behind entries that were removed, as far as this user has seen the log."""
+        while head is not None and self._replay.length < self._seen_log.end(head.length):
+            self._replay.feed(b"")
+            self.refresh()
+
+    def _compare_with_seen(self) -> None:
+        """Mark the state as damaged where an entry was changed since it was folded; what was folded still counts."""
+        n, length = self._seen_log.difference(self._replay), self._replay.length
+        if n is None:
+            return
+        if n < length and root_by_reading(self.opened, length) == self._replay.root:
+            # The log is as it was folded: what was noted of it is wrong.
+            self._cache.clear()
+            self._load(shortcuts=False)
+        else:
+            self._damaged_from = n
+            self._state = self._marked(self._state)
 
     def _explain(self, head: Head) -> None:
         """Tell damage (the store stays readable) from a log that was rolled back or replaced (which raises)."""
@@ -368,20 +384,12 @@ class Registry:
     def _root_at(self, length: int) -> bytes:
         """Root over the first entries: signed in the entry that follows them, unless that one is void."""
         if any(void.n == length for void in self._state.voids):
-            return self._root_by_reading(length)
+            return root_by_reading(self.opened, length)
         stored = self.opened.backend.read(entry_name(length), 0, LOG_ENTRY_BYTES_MAX + 1)
         try:
             return open_entry(stored, length, self.opened.tenant, self.opened.store, self.opened.secrets.k_log).root
         except IntegrityError:
-            return self._root_by_reading(length)
-
-    def _root_by_reading(self, length: int) -> bytes:
-        replay = self._replay_from(State())
-        for stored, leaf in read_from(self.opened, 0):
-            if replay.length == length:
-                break
-            replay.feed(stored, leaf)
-        return replay.root
+            return root_by_reading(self.opened, length)
 
     def _remember(self) -> None:
         self.opened.home.remember_head(self.opened.store, Head(self._replay.length, self._replay.root))

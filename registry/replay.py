@@ -25,7 +25,12 @@ VOUCHES_NOT = frozenset((UNREADABLE, WRONG_ROOT, _TOO_LONG, NO_RIGHT))
 
 
 class Replay:
-    """Feeds entries to a state in order."""
+    """Feeds entries to a state in order.
+
+    Attributes:
+        begun: length of the starting state.
+        leaves: leaf hash of each entry fed since.
+    """
 
     def __init__(self, attested: State, tenant: bytes, store: StoreId, k_log: bytes) -> None:
         self._attested = attested
@@ -34,6 +39,8 @@ class Replay:
         self._late_voids: list[Void] = []
         self._length, self._frontier, self._leaf = attested.length, attested.frontier, attested.last_leaf
         self._vouched = 0
+        self.begun = attested.length
+        self.leaves: list[bytes] = []
 
     @property
     def length(self) -> int:
@@ -73,6 +80,7 @@ class Replay:
         else:
             self._late_voids.append(Void(n, reason or UNREADABLE))
         self._leaf = leaf or leaf_hash(stored)
+        self.leaves.append(self._leaf)
         self._frontier = append_leaf(self._frontier, n, self._leaf)
         self._length = n + 1
         if not self._suspects:

@@ -1,5 +1,6 @@
 """Creating and opening stores by location, with the user's own folders and keys."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from cairn.registry.opened import KeySource, OpenStore
 from cairn.registry.opened import create_store as _create
 from cairn.registry.opened import open_store as _open
 from cairn.registry.registry import Registry
-from cairn.store.crypto.signing import Identity, PublicIdentity
+from cairn.store.crypto.signing import Identity
 
 
 def create_store(
@@ -43,12 +44,14 @@ def open_store(
     key_file: Path | None = None,
     passphrase: str | None = None,
     ask: Callable[[], str | None] | None = None,
+    tell: Callable[[str], None] = warnings.warn,
 ) -> Registry:
     """Open the store at a folder (or the `.cairn/` in it) or URL. Close the result when done.
 
     Args:
         key_file, passphrase: override `CAIRN_KEY_FILE` and `CAIRN_PASSPHRASE`.
         ask: called for a passphrase that is needed and not given.
+        tell: called with what is wrong with the log, where reading goes on all the same.
 
     Raises:
         NotAStore: there is none.
@@ -56,7 +59,17 @@ def open_store(
     """
     settings = Settings.from_environment()
     source = KeySource(key_file or settings.key_file, passphrase or settings.passphrase, ask)
-    return Registry(_open(backend_at(str(location)), _home(settings), source))
+    registry = Registry(_open(backend_at(str(location)), _home(settings), source))
+    try:
+        damaged_from = registry.state.damaged_from
+        if damaged_from is not None:
+            tell(f"log entry {damaged_from} is damaged or missing: newer checkpoints may be missing here")
+        for n in registry.foreign():
+            tell(f"log entry {n} is of none of the store's writers, or damaged: 'cairn audit verify' tells more")
+    except BaseException:  # a warning that its user made an error
+        registry.close()
+        raise
+    return registry
 
 
 def open_remote(
@@ -90,20 +103,20 @@ def create_twin(location: str, twin: OpenStore, *, passphrase: str | None = None
     return _create(backend, _home(settings), KeySource(None, passphrase), twin=twin)
 
 
-def own_identity(file: Path | None = None) -> PublicIdentity:
-    """The public identity of this user, or of one in another file; it is made on first use.
+def own_identity(file: Path | None = None) -> Identity:
+    """The identity of this user, or of one in another file; it is made on first use.
 
     Raises:
         StorageError: the file is not there and cannot be written.
     """
     if file is None:
-        return _home(Settings.from_environment()).identity(SystemEntropy()).public
+        return _home(Settings.from_environment()).identity(SystemEntropy())
     try:
-        return read_identity(file).public
+        return read_identity(file)
     except FileNotFoundError:
         fresh = Identity.generate(SystemEntropy())
         write_private(file, (fresh.seed().hex() + "\n").encode())
-        return fresh.public
+        return fresh
 
 
 def identity_in(file: Path) -> Identity:

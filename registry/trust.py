@@ -58,7 +58,17 @@ def named_trust(lines: tuple[str, ...]) -> Trust:
     Raises:
         UsageError: a line is none of an identity.
     """
-    return Trust(tuple(Signer(PublicIdentity.parse(line).text()) for line in lines), "--signer")
+    return Trust(tuple(map(signer_by, lines)), "--signer")
+
+
+def signer_by(line: str, models: tuple[str, ...] = (), name: str = "") -> Signer:
+    """A signer by the line of its identity.
+
+    Raises:
+        UsageError: it is none.
+    """
+    PublicIdentity.parse(line)
+    return Signer(line.strip(), models, name)
 
 
 def trust_in(opened: OpenStore, lines: tuple[str, ...]) -> Trust:

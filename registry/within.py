@@ -49,12 +49,26 @@ def stored_within(
         IntegrityError: the entry's parts do not fit together, or its regions leave some of the boxes uncovered.
     """
     if entry.inline is not None:
+        check_stored(manifest, entry)
         return {}, ()
     if _told_tiles(manifest, entry):
         return _tiles_within(manifest, entry, boxes, pages or {}), ()
     if entry.regions or entry.region_pages is not None:
         return {}, _regions_within(manifest, entry, boxes, pages or {})
     return dict(enumerate(manifest.tiles(entry))), ()
+
+
+def check_stored(manifest: "CheckpointManifest", entry: TensorEntry) -> None:
+    """Make sure that all that is stored of an entry fits its shape, before room is made for what that claims.
+
+    Raises:
+        IntegrityError: it does not.
+    """
+    size = nbytes(entry.dtype, entry.shape)
+    if entry.inline is None:
+        _ = manifest.tiles(entry) or manifest.regions(entry)
+    elif len(entry.inline) != size:
+        raise IntegrityError(f"tensor {entry.key} of {manifest.what} has {len(entry.inline)} bytes, and wants {size}")
 
 
 def _told_tiles(manifest: "CheckpointManifest", entry: TensorEntry) -> bool:

@@ -13,6 +13,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import lmdb
@@ -27,6 +28,7 @@ from cairn.store.index import Location, blocks_of, find_in_piece
 _LOCATION = struct.Struct("<IQI")
 _NO_PIECES: Mapping[int, bytes] = {}
 _BOUND, _POSITION, _FOLD, _BAD, _PIECES = b"bound", b"position", b"fold", b"bad", b"pieces"
+_SEEN = b"seen"
 
 
 class CachedFold(msgspec.Struct, frozen=True):
@@ -72,11 +74,13 @@ class Cache:
         fold: bytes,
         added: Iterable[tuple[ContentId, Location]],
         pieces: Mapping[int, bytes] = _NO_PIECES,
+        seen: Mapping[int, bytes] = _NO_PIECES,
     ) -> bool:
         """Move from log position `base` to `to`, adding index entries; -1 stands for an empty cache.
 
         Args:
             pieces: long index pieces, to be searched as they are, by the number of their first pack.
+            seen: as for `note_seen`.
 
         Returns:
             False if another process moved the cache meanwhile, or it cannot be written; the new entries are
@@ -85,7 +89,7 @@ class Cache:
         additions = _joined(added)
         with self._lock:
             try:
-                stored = self._write(base, to, fold, additions, pieces)
+                stored = self._write(base, to, fold, additions, pieces, seen)
             except (lmdb.Error, OSError):
                 stored = False
             if not stored:
@@ -103,7 +107,13 @@ class Cache:
             self._overlay[key] = self._overlay.get(key, b"") + records
 
     def _write(
-        self, base: int, to: int, fold: bytes, additions: dict[bytes, bytes], pieces: Mapping[int, bytes]
+        self,
+        base: int,
+        to: int,
+        fold: bytes,
+        additions: dict[bytes, bytes],
+        pieces: Mapping[int, bytes],
+        seen: Mapping[int, bytes],
     ) -> bool:
         environment = self._live()
         if environment is None:
@@ -126,6 +136,7 @@ class Cache:
                     append=not cursor.set_range(start),
                 )
                 transaction.put(_PIECES, transaction.get(_PIECES, b"", db=self._meta) + start, db=self._meta)
+            self._put_seen(seen, transaction)
             transaction.put(_POSITION, to.to_bytes(8, "big"), db=self._meta)
             transaction.put(_FOLD, fold, db=self._meta)
         return True
@@ -230,6 +241,22 @@ class Cache:
                         found.append((identifier, pack, offset))
                     there = cursor.next()
         return found
+
+    # --- log entries -----------------------------------------------------------------------------
+
+    def seen(self, span: int) -> bytes | None:
+        """What was noted of a span of the log's entries, if anything."""
+        with self._read() as transaction:
+            value = None if transaction is None else transaction.get(_SEEN + span.to_bytes(8, "big"), db=self._meta)
+        return None if value is None else bytes(value)
+
+    def note_seen(self, spans: Mapping[int, bytes]) -> None:
+        """Note anew what was seen of spans of the log; silently does nothing where the cache cannot be written."""
+        self._try_write(partial(self._put_seen, spans))
+
+    def _put_seen(self, spans: Mapping[int, bytes], transaction: lmdb.Transaction) -> None:
+        for span, value in spans.items():
+            transaction.put(_SEEN + span.to_bytes(8, "big"), value, db=self._meta)
 
     # --- files ---------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from cairn.manifests.schema import FileEntry, Key, TensorBytes, TensorEntry
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.pins import pinned
 from cairn.registry.registry import Registry
+from cairn.registry.within import check_stored
 from cairn.store.crypto.components import ComponentClass
 from cairn.workspace.casefold import check_names_fit
 from cairn.workspace.checkout import write_files
@@ -176,6 +177,8 @@ def _safetensors(
         stem = "model" if component is ComponentClass.WEIGHTS else component.name.lower()
         for folder, entries in _by_folder(manifest, component).items():
             by_key = {entry.key: entry for entry in entries.values()}
+            for entry in entries.values():
+                check_stored(manifest, entry)
             named = [_named(name, tied_first(entry, by_key), entry) for name, entry in entries.items()]
             shards = plan_shards(named, stem, shard_bytes)
             planned += [(folder, shard, entries) for shard in shards]

@@ -10,6 +10,7 @@ from cairn.formats.torch_write import Outline, check_dtypes, check_values, write
 from cairn.formats.torch_zip import parse_torch
 from cairn.formats.within import Within
 from cairn.registry.checkpoint import CheckpointManifest
+from cairn.registry.within import check_stored
 from cairn.store.crypto.components import ComponentClass
 from cairn.training.dcp_contents import Contents
 from cairn.workspace.export import Contained, tied_first
@@ -76,6 +77,8 @@ def _outlined(
     manifest: CheckpointManifest, components: Sequence[ComponentClass]
 ) -> tuple[Contents, dict[str, Outline]]:
     entries = [entry for component in components for entry in manifest.tensors(component)]
+    for entry in entries:
+        check_stored(manifest, entry)
     check_dtypes([Outline(str(entry.key), entry.dtype, entry.shape, 0) for entry in entries])
     contents = Contents(manifest, components)
     by_key = {entry.key: entry for entry in entries}

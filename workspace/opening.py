@@ -164,21 +164,25 @@ class OpenCheckpoint(Mapping[str, "LazyTensor"]):
         if self._closed:
             raise UsageError("this checkpoint was closed", hint="open it again, or read inside of 'with'")
         manifest, entry = self._manifest, self._entries[name]
-        array: np.ndarray[Any, Any] = np.empty(box.lengths, NUMPY_OF_WIDTH[BITS[entry.dtype] // 8])
         try:
+            stored = self._stored(entry, box)
+            array: np.ndarray[Any, Any] = np.empty(box.lengths, NUMPY_OF_WIDTH[BITS[entry.dtype] // 8])
             if array.size:
-                self._fill(entry, box, array)
+                self._fill(stored, box, array)
         except (MissingData, NotFoundError) as error:
             if not manifest.state.partial:
                 raise
             raise self._not_pulled(f"tensor {name!r} of {manifest.what} is not here") from error
         return array
 
-    def _fill(self, entry: TensorEntry, box: Box, array: "np.ndarray[Any, Any]") -> None:
+    def _stored(self, entry: TensorEntry, box: Box) -> StoredTensor:
+        """Where a box's bytes are. To be known before memory is taken: a shape is a claim."""
         manifest = self._manifest
         pages = manifest.fetch(pages_within(manifest, entry, [box]))
-        stored = StoredTensor.of(entry, *stored_within(manifest, entry, [box], pages))
-        plan, chunks = BoxPlan(), manifest.chunks
+        return StoredTensor.of(entry, *stored_within(manifest, entry, [box], pages))
+
+    def _fill(self, stored: StoredTensor, box: Box, array: "np.ndarray[Any, Any]") -> None:
+        plan, chunks = BoxPlan(), self._manifest.chunks
         plan.add(stored, [Target(box, array)])
         reads = plan_reads(plan.groups(), chunks.index, chunks.access.keys.chunk, LAZY_READ_BYTES_MAX).spread()
         plan.copy_inline()

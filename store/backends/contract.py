@@ -26,10 +26,16 @@ _NAME = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,254}(/[a-z0-9_-][a-z0-9._-]{0,254})
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """One listed object: its full name and its size in bytes."""
+    """One listed object: its full name and its size in bytes.
+
+    Args:
+        stamp: what tells versions of the object apart. While it stays the same, so do the bytes, for whoever changes
+            them through this storage; whoever controls the storage itself can forge it. Empty where none can be told.
+    """
 
     name: str
     size: int
+    stamp: bytes = b""
 
 
 class Capabilities(msgspec.Struct, frozen=True):

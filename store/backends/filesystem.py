@@ -30,6 +30,10 @@ _MEMORY_LOCK = threading.Lock()
 _ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
+# What packages tell of an object that changes with its bytes; a time may be as coarse as a second, and is not enough.
+_VERSIONS = ("ETag", "etag", "generation", "md5Hash")
+
+
 class FilesystemBackend:
     """Objects as files below `root` of an fsspec file system. Safe in threads and after `fork`, as far as that one is.
 
@@ -117,10 +121,10 @@ class FilesystemBackend:
             except _ABSENT:
                 return
         below = f"{prefix}/" if prefix else ""
-        sizes = {self._name(path): entry["size"] for path, entry in found.items()}
-        for name in sorted(sizes):
+        entries = {self._name(path): entry for path, entry in found.items()}
+        for name in sorted(entries):
             if name.startswith(below) and is_name(name):
-                yield Listed(name, int(sizes[name]))
+                yield Listed(name, int(entries[name]["size"]), _stamp(entries[name]))
 
     def folders(self, prefix: str = "") -> Sequence[str]:
         path = f"{self._root}/{check_name(prefix)}" if prefix else self._root
@@ -197,3 +201,8 @@ class FilesystemBackend:
                     f"{told} for certain: {self._protocol} fails ({kind}); it may or may not exist"
                 ) from None
             raise StorageError(f"{told}: {self._protocol} fails ({kind})") from None
+
+
+def _stamp(entry: dict[str, Any]) -> bytes:
+    """Version of a listed object, as far as its package tells one."""
+    return repr(told).encode() if (told := [(key, entry[key]) for key in _VERSIONS if entry.get(key)]) else b""

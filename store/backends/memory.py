@@ -51,7 +51,7 @@ class MemoryBackend:
         return len(self._stored(name))
 
     def list(self, prefix: str = "") -> Iterator[Listed]:
-        return iter([Listed(name, len(data)) for name, data in self._below(prefix)])
+        return iter([Listed(name, len(data), b"%d" % hash(data)) for name, data in self._below(prefix)])
 
     def folders(self, prefix: str = "") -> Sequence[str]:
         start = len(prefix) + 1 if prefix else 0

@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 
 from cairn.core.buffers import Buffer
-from cairn.core.clock import Entropy, SystemEntropy
+from cairn.core.clock import Clock, Entropy, SystemClock, SystemEntropy
 from cairn.core.errors import (
     AnswerLost,
     BadName,
@@ -37,6 +37,8 @@ from cairn.store.backends.mapped import map_range
 from cairn.store.backends.posix_errors import failures
 
 _TEMPORARY_PREFIX = ".tmp-"
+# A younger time stamp proves nothing: writes through a memory map move none while their page is dirty, up to 35 s.
+_SETTLED_NS = 60_000_000_000
 # One call of writev takes this many parts.
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 # Each try that fails means that somebody removed a folder just made or a temporary file just opened.
@@ -78,12 +80,13 @@ class PosixBackend:
     in threads and across `fork`.
     """
 
-    def __init__(self, root: Path, url: str = "", entropy: Entropy | None = None) -> None:
+    def __init__(self, root: Path, url: str = "", entropy: Entropy | None = None, clock: Clock | None = None) -> None:
         self.root = Path(os.path.abspath(root))
         self._root = str(self.root)
         self.url = url or Path(self._root).as_uri()
         self.capabilities = Capabilities(exclusive_create=True, ranged_read=True, durable=True)
         self._entropy = entropy or SystemEntropy()
+        self._clock = clock or SystemClock()
         # Device and inode, by path, of folders whose names are known to be durable: one that somebody else removed
         # and made again shows by its inode. (Should that be the same, the name has its maker's own fsync.)
         self._durable: dict[str, tuple[int, int]] = {}
@@ -172,32 +175,35 @@ class PosixBackend:
         return f"{self._root}/{check_name(name)}"
 
     def _list(self, prefix: str) -> Iterator[Listed]:
-        sizes = self._scan(prefix)
+        found = self._scan(prefix)
         # With its slash a folder sorts as what is in it does: `a-b`, `a.b`, `a/b`.
-        for leaf in sorted(sizes):
+        for leaf in sorted(found):
             if leaf.endswith("/"):
                 yield from self._list(prefix + leaf)
             elif not leaf.startswith("."):
-                yield Listed(prefix + leaf, sizes[leaf])
+                yield Listed(prefix + leaf, *found[leaf])
 
-    def _scan(self, prefix: str) -> dict[str, int]:
-        """Sizes, by name, of the files in a folder, temporary ones too; a folder has a slash at its end and size 0.
+    def _scan(self, prefix: str) -> dict[str, tuple[int, bytes]]:
+        """Sizes and stamps, by name, of the files in a folder, temporary ones too; a folder has a slash at its end.
 
         An absent folder is empty. What vanishes meanwhile is left out, and so are links, devices and foreign names.
         """
-        sizes: dict[str, int] = {}
+        found: dict[str, tuple[int, bytes]] = {}
+        settled_ns = self._clock.wall_ns() - _SETTLED_NS
         path = f"{self._root}/{prefix}".rstrip("/")
         during, absent = failures("list", prefix or "the store"), suppress(FileNotFoundError, NotADirectoryError)
         with during, absent, self._folder(path) as folder, os.scandir(folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError, BadName):
-                    if not entry.name.startswith(_TEMPORARY_PREFIX) or entry.is_dir(follow_symlinks=False):
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    if is_folder or not entry.name.startswith(_TEMPORARY_PREFIX):
                         check_name(entry.name)
-                    if entry.is_dir(follow_symlinks=False):
-                        sizes[entry.name + "/"] = 0
+                    if is_folder:
+                        found[entry.name + "/"] = 0, b""
                     elif entry.is_file(follow_symlinks=False):
-                        sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
-        return sizes
+                        status = entry.stat(follow_symlinks=False)
+                        found[entry.name] = status.st_size, _stamp(status, settled_ns)
+        return found
 
     @contextmanager
     def _object(self, name: str) -> Iterator[tuple[int, int]]:
@@ -272,6 +278,12 @@ class PosixBackend:
             else:
                 raise OSError(errno.ENOENT, "the folder or temporary file is removed again each time it is made")
             yield temporary
+
+
+def _stamp(status: os.stat_result, settled_ns: int) -> bytes:
+    """What a file's every change changes, if its last one was before `settled_ns`; nobody sets a ctime."""
+    version = status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+    return b"%d %d %d" % version if max(version[1:]) < settled_ns else b""
 
 
 def _write_all(file: int, pieces: Sequence[memoryview]) -> None:

@@ -196,7 +196,7 @@ class S3Backend:
                 name = unquote(element.findtext("Key") or "")[len(self._above) :]
                 if not is_name(name):
                     continue
-                listed = Listed(name, _number(element.findtext("Size") or "", name))
+                listed = Listed(name, _number(element.findtext("Size") or "", name), _stamp(element))
                 if server.startswith(_FOLDER_WISE):
                     unordered.append(listed)
                     continue
@@ -309,6 +309,12 @@ class S3Backend:
             " nothing was changed",
             hint="check AWS_ENDPOINT_URL and the network; if it throttles, repeat later or with fewer processes",
         )
+
+
+def _stamp(element: ET.Element) -> bytes:
+    """Version of a listed object: its tag, and when it was stored, so that equal hashes alone are not enough."""
+    tag = element.findtext("ETag")
+    return f"{tag} {element.findtext('LastModified')}".encode() if tag else b""
 
 
 def _number(text: str, name: str) -> int:

@@ -3,6 +3,7 @@
 Both private halves come from one seed of 32 bytes: the Ed25519 key is the seed, the X25519 key is derived from it.
 """
 
+import re
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -18,6 +19,8 @@ from cairn.core.ids import ActorId
 from cairn.store.crypto.tenant import derive
 
 _TITLE = "cairn-identity"
+_SIGNED = b"cairn/1/identity\0"
+_LINE = re.compile(rf"{_TITLE}:([0-9a-f]{{64}}):([0-9a-f]{{64}}):([0-9a-f]{{128}})", re.ASCII)
 _SUITE = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_256_GCM)
 
 
@@ -27,27 +30,20 @@ class PublicIdentity(NamedTuple):
     actor: ActorId
     agreement: bytes
 
-    def text(self) -> str:
-        """One line that can be sent; its last part tells a copy that went wrong."""
-        return f"{_TITLE}:{self.actor.hex()}:{self.agreement.hex()}:{self._check()}"
-
     @staticmethod
-    def parse(text: str) -> "PublicIdentity":
-        """Inverse of `text`.
+    def parse(line: str) -> "PublicIdentity":
+        """What an identity's `line` says. Only its holder can have made it: nobody gets keys in another one's name.
 
         Raises:
             UsageError: it is not such a line.
         """
-        parts = text.strip().split(":")
-        try:
-            identity = PublicIdentity(ActorId(bytes.fromhex(parts[1])), bytes.fromhex(parts[2]))
-        except (IndexError, ValueError):
-            identity = PublicIdentity(ActorId(b""), b"")
-        if identity.text() != text.strip() or {len(part) for part in identity} != {32}:
+        match = _LINE.fullmatch(line.strip())
+        actor, agreement, signature = map(bytes.fromhex, match.groups()) if match else (b"", b"", b"")
+        if not verify_signature(ActorId(actor), signature, _SIGNED + agreement):
             raise UsageError(
-                f"{text[:24]!r}... is not the line of an identity", hint="take what 'cairn identity' prints, whole"
+                f"{line[:24]!r}... is not the line of an identity", hint="take what 'cairn identity' prints, whole"
             )
-        return identity
+        return PublicIdentity(ActorId(actor), agreement)
 
     def pem(self) -> str:
         """The signing half as other tools read it."""
@@ -61,9 +57,6 @@ class PublicIdentity(NamedTuple):
     def seal(self, plaintext: bytes, context: bytes) -> bytes:
         """HPKE-seal to whoever holds the private half."""
         return _SUITE.encrypt(plaintext, X25519PublicKey.from_public_bytes(self.agreement), info=context)
-
-    def _check(self) -> str:
-        return self.fingerprint().hex()[:8]
 
 
 class Identity:
@@ -84,6 +77,11 @@ class Identity:
     def public(self) -> PublicIdentity:
         """What others may know."""
         return PublicIdentity(self.actor, self._agreement().public_key().public_bytes_raw())
+
+    def line(self) -> str:
+        """One line that can be sent: both public halves, and a signature that binds one to the other."""
+        agreement = self.public.agreement
+        return f"{_TITLE}:{self.actor.hex()}:{agreement.hex()}:{self.sign(_SIGNED + agreement).hex()}"
 
     def seed(self) -> bytes:
         """The private half, to be kept in a file of mode 0600."""

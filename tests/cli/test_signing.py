@@ -206,7 +206,7 @@ def test_a_signed_thing_that_is_no_statement(travelled: Shell, tmp_path: Path) -
     file = tmp_path / "x.json"
     for kind, payload, told in (("text/plain", b"x", "no statement of in-toto"), (None, b"{}", "no statement about")):
         file.write_bytes(sign_envelope(kind or "application/vnd.in-toto+json", payload, ALICE).encode())
-        assert told in travelled("attest", "verify", str(file), "--signer", ALICE.public.text(), code=REFUSED)
+        assert told in travelled("attest", "verify", str(file), "--signer", ALICE.line(), code=REFUSED)
 
 
 def test_the_log_tells_of_signatures(travelled: Shell, key: str, identity: str) -> None:

@@ -39,12 +39,22 @@ def committed(site: Site, folder: Path) -> Site:
 
 
 def test_an_identity_travels_as_one_line(site: Site) -> None:
-    public = identity_of(newcomer(site, "x")).public
-    line = public.text()
-    assert "\n" not in line and PublicIdentity.parse(f" {line}\n") == public
+    identity = identity_of(newcomer(site, "x"))
+    line = identity.line()
+    assert "\n" not in line and PublicIdentity.parse(f" {line}\n") == identity.public
     for wrong in ("", "x", line[:-1], line.replace(":", "-"), line[:30] + "0" + line[31:], line + "0", line + ":00"):
         with pytest.raises(UsageError, match="cairn identity"):
             PublicIdentity.parse(wrong)
+
+
+def test_nobody_becomes_a_member_in_the_name_of_another(site: Site) -> None:
+    """The log would call somebody a reader who has no key, and whoever has the key would stay unnamed."""
+    alice, mallory = (identity_of(newcomer(site, name)) for name in ("alice", "mallory"))
+    mixed = alice.line().replace(alice.public.agreement.hex(), mallory.public.agreement.hex())
+    signed = mallory.line().replace(mallory.actor.hex(), alice.actor.hex())
+    for line in (mixed, signed):
+        with pytest.raises(UsageError, match="not the line of an identity"):
+            PublicIdentity.parse(line)
 
 
 def test_the_file_of_an_older_identity_serves_still(site: Site) -> None:
@@ -209,7 +219,7 @@ def test_who_may_read_all_models_reads_those_to_come(committed: Site, folder: Pa
 def test_members_are_found_by_line_or_digits(committed: Site) -> None:
     reader = join(committed, "reader", Role.READER)
     registry, actor = committed.registry(), actor_of(reader)
-    assert find_member(registry, actor.hex()[:8]) == actor == find_member(registry, identity_of(reader).public.text())
+    assert find_member(registry, actor.hex()[:8]) == actor == find_member(registry, identity_of(reader).line())
     with pytest.raises(NotFoundError):
         find_member(registry, "00112233")
     with pytest.raises(UsageError):

@@ -149,7 +149,7 @@ def test_what_is_no_record_is_left_alone_and_named(site: Site, found: Found) -> 
     record = ReadRecord(bytes(16), opened.store, *found, opened.identity.actor, 1)
     forged = sign_read(record, Identity(bytes(32)))
     with pytest.raises(IntegrityError, match="signature"):
-        open_read(forged, "a read")
+        open_read(forged, opened.store, "a read")
     sealed = seal_object(opened.secrets.k_log, opened.store, ObjectKind.PIN, forged, opened.entropy)
     site.backend.create(other, [sealed])
     assert gather(registry).unreadable == (other,)

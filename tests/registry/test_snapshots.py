@@ -71,8 +71,8 @@ def test_a_cold_start_goes_by_the_snapshot_and_finds_the_same(long: Site, tree: 
     backend = CountingBackend(long.backend)
     registry = long.registry(backend, cold=True)
     assert registry.state == expected
-    # Entry 0, the snapshot's last, four and six more, the end; two listings; format, key and the snapshot; a piece.
-    assert backend.requests <= 1 + 1 + 10 + 1 + 2 + 3 + len(expected.pieces) + 1
+    # Entry 0, the snapshot's last, four and six more, the end; four listings; format, key and the snapshot; a piece.
+    assert backend.requests <= 1 + 1 + 10 + 1 + 4 + 3 + len(expected.pieces) + 1
     # The index is not in the snapshot: content is found all the same.
     checkout_to(registry, "m", tmp_path / "out")
     assert snapshot(tmp_path / "out") == snapshot(tree)

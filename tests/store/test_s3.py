@@ -10,11 +10,11 @@ import pytest
 from cairn.core.clock import SystemClock, SystemEntropy
 from cairn.core.errors import NotAllowed, ObjectExists, StorageError
 from cairn.store.backends.connections import Place
-from cairn.store.backends.contract import Backend, Listed
+from cairn.store.backends.contract import Backend
 from cairn.store.backends.probe import probe
 from cairn.store.backends.s3 import S3Backend
 from cairn.store.backends.s3_signing import Credentials, Signer
-from tests.contracts.backend import BackendContract
+from tests.contracts.backend import BackendContract, sizes_of
 from tests.support.s3 import BUCKET, REGION, Server, fresh_prefix, s3_server
 
 __all__ = ["s3_server"]
@@ -49,7 +49,7 @@ def test_a_whole_bucket_may_be_one_store(s3_server: Server) -> None:
     whole.make_bucket()
     whole.make_bucket()
     whole.create("a/b", [b"x"])
-    assert (whole.url, list(whole.list()), list(whole.folders())) == (f"s3://{bucket}", [Listed("a/b", 1)], ["a"])
+    assert (whole.url, sizes_of(whole), list(whole.folders())) == (f"s3://{bucket}", [("a/b", 1)], ["a"])
     assert s3_server.backend("a", bucket).read("b") == b"x"
 
 

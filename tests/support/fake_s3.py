@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from hashlib import md5
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
@@ -177,7 +178,9 @@ class FakeS3:
         }
         inside = [key for key in shown if not any(key.startswith(folder) for folder in folders)]
         text = "".join(
-            f"<Contents><Key>{quote(k)}</Key><Size>{len(self.objects[k][0])}</Size></Contents>" for k in inside
+            f"<Contents><Key>{quote(key)}</Key><Size>{len(self.objects[key][0])}</Size>"
+            f"<ETag>{md5(self.objects[key][0]).hexdigest()}</ETag></Contents>"
+            for key in inside
         )
         text += "".join(f"<CommonPrefixes><Prefix>{quote(f)}</Prefix></CommonPrefixes>" for f in sorted(folders))
         more = len(keys) > page

@@ -23,7 +23,7 @@ ALICE, BOB, MALLORY = (Identity.generate(SeededEntropy(seed)) for seed in (901, 
 
 def trusting(*identities: Identity, models: tuple[str, ...] = ()) -> Trust:
     """Trust in some signers."""
-    return Trust(tuple(Signer(one.public.text(), models) for one in identities), "the test")
+    return Trust(tuple(Signer(one.line(), models) for one in identities), "the test")
 
 
 def signed(site: Site, selector: str = "m", by: Identity = ALICE) -> Attested:

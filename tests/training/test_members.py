@@ -217,6 +217,8 @@ def test_a_member_with_weights_loads_the_weights(trained: Site, tmp_path: Path) 
         assert torch.equal(model.weight, expected.weight)
         with pytest.raises(NotAllowed, match="--read optimizer"):
             checkpointer.load(state_of(9), resume=False)
+    with pytest.raises(NotAllowed, match="--read optimizer"):
+        cairn.CairnReader(registry, "a").read_metadata()
     with cairn.open("a", store=registry) as opened:
         assert {tuple(opened[name].shape) for name in opened} == {(100, 200), (100,)}, "the weights and no more"
     cairn.export(registry, *tip(registry, "a"), tmp_path / "out", cairn.ExportOptions("safetensors"))

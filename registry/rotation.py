@@ -154,7 +154,7 @@ def rotate_root(
     check_owner(registry)
     old, store = root_key_of(opened), opened.store
     if opened.key_file is not None:
-        settle_key_file(opened.key_file, store, old, keep_old)
+        settle_key_file(opened.key_file, store, old)
     if passphrase is None and service is None:
         if needs_passphrase(registry):
             raise RefusedError("this store has a passphrase", hint="give one: set CAIRN_NEW_PASSPHRASE, or enter it")

@@ -5,15 +5,15 @@ checkpoint is there and lacks something). What an interrupted delivery has uploa
 as its session's object exists.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
 
-from cairn.core.errors import IntegrityError, NotFoundError, Overtaken, RefMoved, RefusedError
-from cairn.core.ids import CheckpointId, ContentId, ModelId, SessionId, short
+from cairn.core.errors import IntegrityError, NotFoundError, ObjectNotFound, Overtaken, RefMoved, RefusedError
+from cairn.core.ids import CheckpointId, ContentId, ModelId, SessionId, parse_object_name, short
 from cairn.core.limits import PUSH_RACES_MAX
 from cairn.core.progress import Progress
 from cairn.manifests.schema import TensorEntry
@@ -39,7 +39,7 @@ from cairn.store.chunkstore import ChunkSave
 from cairn.store.crypto.components import ComponentClass
 from cairn.store.crypto.objects import ObjectKind, open_object
 from cairn.store.index import PackRef
-from cairn.store.pack import PackedChunk
+from cairn.store.pack import PackedChunk, read_footer
 from cairn.store.written import WriteCounts
 
 # Name and kind of a ref, and what it points to before.
@@ -90,7 +90,8 @@ class Delivery:
         self._held = target.state.live_model(model).checkpoints.get(checkpoint)
         self.partial = self._held.partial if self._held else self._manifest.state.partial
         self.counts, self.bytes_resumed = WriteCounts(), 0
-        self._uploaded: list[tuple[PackRef, list[PackedChunk]]] = []
+        # What an earlier run has noted; None if this one begins anew.
+        self._uploaded: list[tuple[PackRef, list[PackedChunk]]] | None = None
 
     def needed(self, selection: Selection, repair: bool) -> bool:
         """Whether there is anything to bring.
@@ -167,16 +168,31 @@ class Delivery:
         return session
 
     def _take_over(self, save: ChunkSave, session: Session) -> None:
-        if not self._uploaded:
+        if self._uploaded is None:
             return
         listed = self._target.opened.backend.list(f"objects/{session.id.hex()}")
         sizes = {one.name: one.size for one in listed}
         known = {self._target.index().pack(number).key for number in range(self._target.state.pack_count)}
-        for ref, chunks in self._uploaded:
+        noted = {ref.name for ref, _ in self._uploaded}
+        unnoted = self._described(name for name in sizes if name not in noted)
+        for ref, chunks in (*self._uploaded, *unnoted):
             condemned = pack_key(ref) in self._target.state.condemned_objects
             if sizes.get(ref.name) == ref.size and ref.key not in known and not condemned:
                 save.take_over(ref, chunks)
                 self.bytes_resumed += sum(chunk.length for chunk in chunks)
+
+    def _described(self, names: Iterable[str]) -> Iterator[tuple[PackRef, list[PackedChunk]]]:
+        """Packs that were stored right before the interruption, too late to be noted: they say what they hold.
+
+        Their names become durable with the next object of the session, and nothing is committed before.
+        """
+        opened = self._target.opened
+        for name in names:
+            session, random, kind = parse_object_name(name)
+            if kind == "pack":
+                with suppress(IntegrityError, ObjectNotFound):
+                    chunks = read_footer(opened.backend, name, opened.secrets.k_index, opened.store)
+                    yield PackRef(session, random, opened.backend.size(name)), chunks
 
     # --- content, then manifest ---------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ def test_a_clone_has_what_was_pushed(shell: Shell, remote: Path) -> None:
     assert shell("push", "m").out.endswith("already\n")
     # The clone's own remote is the store that it came from.
     assert shell("remote", "list", "--json", "--store", place).json == {
-        "origin": {"url": str(remote), "key_file": None}
+        "origin": {"url": str(remote), "key_file": None, "require_signed": False}
     }
 
 

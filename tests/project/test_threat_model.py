@@ -9,7 +9,8 @@ from tests.project.test_docs import CODE, TEST_PATH, page, rows, section
 # Of each, something holds; what else has a table, as what signatures are good for, is judged alike.
 ADVERSARIES = (
     "The storage operator", "Another tenant", "A member without a right", "A former member", "A malicious writer",
-    "A modified client", "An auditor", "A collector", "The thief of a laptop", "A hostile checkpoint file",
+    "A modified client", "An auditor", "A collector", "A holder of what was deleted", "The thief of a laptop",
+    "A hostile checkpoint file",
 )  # fmt: skip
 HOLDS = ("yes", "**in part**", "**no**")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cairn.registry.registry import Registry
 from cairn.registry.sync import SendOptions, send
-from cairn.store.backends.faults import Crash, Fail, FaultyBackend, Stopped
+from cairn.store.backends.faults import Crash, Effect, Fail, FaultyBackend, Stopped
 from cairn.store.backends.memory import MemoryBackend
 from tests.support.stores import Site
 from tests.support.twins import clean, commit, packs, pair, short_packs, sites, tree, twin_of
@@ -44,6 +44,19 @@ def test_H06_H14_H17_an_interrupted_push_goes_on_where_it_was(tmp_path: Path, tr
         assert clean(there)
         assert not list((there.home.state / "transfers").iterdir())
     print(f"push: {calls} points")
+
+
+def test_a_pack_that_was_stored_and_not_noted_is_not_sent_again(tmp_path: Path, tree: Path) -> None:
+    """A kill between the two is all it takes."""
+    here, there = pair(tmp_path)
+    commit(here, tree)
+    _, whole = attempt(here, twin_of(here, seed=99))
+    stored = Crash(op="create", name="*.pack", call=3, effect=Effect.COMPLETE)
+    stopped, first = attempt(here, there, stored)
+    assert isinstance(stopped, Stopped)
+    error, second = attempt(here, there)
+    assert error is None and clean(there)
+    assert uploads(first) + uploads(second) == uploads(whole)
 
 
 def test_a_session_given_up_meanwhile_is_not_relied_on(sites: tuple[Site, Site], tree: Path) -> None:

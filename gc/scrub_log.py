@@ -12,7 +12,7 @@ from cairn.gc.report import NOBODY, Findings, Target
 from cairn.gc.scrub_shortcuts import ShortcutScrub
 from cairn.registry.entries import open_entry
 from cairn.registry.localfiles import Head
-from cairn.registry.log import read_entry
+from cairn.registry.log import listed_length, read_entry
 from cairn.registry.merkle import leaf_hash
 from cairn.registry.names import entry_name
 from cairn.registry.opened import OpenStore
@@ -66,7 +66,7 @@ class _LogScrub:
         """Read, replay, judge."""
         seen_length = self._seen.length if self._seen else 0
         shortcuts = ShortcutScrub(self._opened, self._findings)
-        for n in range(max(self._length(), seen_length)):
+        for n in range(max(listed_length(self._opened.backend), seen_length)):
             stored, leaf = self._read(n)
             self._replay.feed(stored, leaf)
             shortcuts.follow(self._replay, stored)
@@ -88,15 +88,6 @@ class _LogScrub:
         if state.newer_from is not None:
             self._findings.notes.append(f"from log entry {state.newer_from} on, the store is of a newer format")
         return state
-
-    def _length(self) -> int:
-        """Entries up to the last name in the log's folders."""
-        last = -1
-        for listed in self._opened.backend.list("log"):
-            digits = listed.name.rpartition("/")[2]
-            if digits.isdecimal() and listed.name == entry_name(int(digits)):
-                last = max(last, int(digits))
-        return last + 1
 
     def _read(self, n: int) -> tuple[bytes, bytes]:
         """Stored bytes and leaf hash; of a missing entry no bytes, so that those after it are still looked at."""

@@ -25,7 +25,7 @@ from cairn.core.limits import (
     LOG_FOLDER_ENTRIES,
 )
 from cairn.registry.merkle import Leaf, append_leaf, root_of
-from cairn.registry.names import entry_name
+from cairn.registry.names import entry_name, entry_position
 from cairn.registry.opened import OpenStore
 from cairn.store.backends.contract import Backend
 
@@ -59,6 +59,12 @@ def read_entry(opened: LogPlace, n: int) -> tuple[bytes, bytes]:
         at += len(piece)
         piece = opened.backend.read(name, at, LOG_ENTRY_BYTES_MAX) if len(data) > LOG_ENTRY_BYTES_MAX else b""
     return data, leaf.digest()
+
+
+def listed_length(backend: Backend) -> int:
+    """Entries up to the last name in the log's folders."""
+    positions = (entry_position(listed.name) for listed in backend.list("log"))
+    return max((n for n in positions if n is not None), default=-1) + 1
 
 
 def first_entry(opened: OpenStore) -> bytes:

@@ -15,8 +15,7 @@ from cairn.core.ids import StoreId, TenantId
 from cairn.registry.entries import Entry
 from cairn.registry.formatfile import read_format
 from cairn.registry.localfiles import Head
-from cairn.registry.log import read_from
-from cairn.registry.names import entry_name
+from cairn.registry.log import listed_length, read_from
 from cairn.registry.opened import OpenStore
 from cairn.registry.replay import Replay
 from cairn.registry.state import State
@@ -127,7 +126,7 @@ class WholeLog:
         return Head(self._replay.length, self._replay.root)
 
     def _positions(self) -> Iterator[StoredEntry]:
-        length, n = _length(self.view), 0
+        length, n = listed_length(self.view.backend), 0
         while True:
             fault = ""
             try:
@@ -144,13 +143,3 @@ class WholeLog:
                 return
             yield StoredEntry(n, None, b"", fault)
             n += 1
-
-
-def _length(view: LogView) -> int:
-    """Entries up to the last name in the log's folders."""
-    last = -1
-    for listed in view.backend.list("log"):
-        digits = listed.name.rpartition("/")[2]
-        if digits.isdecimal() and listed.name == entry_name(int(digits)):
-            last = max(last, int(digits))
-    return last + 1

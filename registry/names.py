@@ -19,6 +19,12 @@ def entry_name(n: int) -> str:
     return f"log/{n // LOG_FOLDER_ENTRIES:08d}/{n:012d}"
 
 
+def entry_position(name: str) -> int | None:
+    """Inverse of `entry_name`; None for what is the name of no entry."""
+    digits = name.rpartition("/")[2]
+    return int(digits) if digits.isdecimal() and name == entry_name(int(digits)) else None
+
+
 def check_model_name(name: str) -> str:
     """Return a model name that obeys the rules.
 

@@ -6,7 +6,7 @@ before it was folded is the same; one without a stamp, or with another, is read 
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
@@ -19,7 +19,7 @@ from cairn.core.limits import ENTRY_READS_AT_ONCE, LOG_FOLDER_ENTRIES, LOG_LOOK_
 from cairn.registry.bundles import or_else
 from cairn.registry.entries import open_entry
 from cairn.registry.log import read_entry
-from cairn.registry.names import entry_name
+from cairn.registry.names import entry_name, entry_position
 from cairn.registry.opened import OpenStore
 from cairn.registry.replay import Replay
 from cairn.store.backends.contract import waits
@@ -128,10 +128,8 @@ class SeenLog:
 
     def _listed(self, folder: int) -> dict[int, bytes]:
         """Stamps of a folder's entries, by position; other names are none of the log's."""
-        first = folder * LOG_FOLDER_ENTRIES
-        positions = {entry_name(n): n for n in range(first, first + LOG_FOLDER_ENTRIES)}
-        listed = self._opened.backend.list(os.path.dirname(entry_name(first)))
-        return {n: one.stamp for one in listed if (n := positions.get(one.name)) is not None}
+        listed = self._opened.backend.list(os.path.dirname(entry_name(folder * LOG_FOLDER_ENTRIES)))
+        return {n: one.stamp for one in listed if (n := entry_position(one.name)) is not None}
 
     def _doubtful(self, first: int, end: int) -> Iterator[int]:
         """Positions whose stamps are not those that were seen; of what was never seen, the stamp is noted."""
@@ -148,19 +146,25 @@ class SeenLog:
 
     def _read_again(self, positions: Sequence[int]) -> Iterator[tuple[int, bytes, bytes]]:
         """Entries, from anywhere on, as long as that goes fast."""
-        from concurrent.futures import ThreadPoolExecutor  # 20 ms that whoever has nothing to read saves
-
         clock, begun = self._opened.clock, self._opened.clock.monotonic()
         at = self._anywhere(len(positions))
         positions = [*positions[at:], *positions[:at]]
-        with ThreadPoolExecutor(ENTRY_READS_AT_ONCE if waits(self._opened.backend) else 1) as pool:
-            for first in range(0, len(positions), ENTRY_READS_AT_ONCE):
-                if first and clock.monotonic() - begun > LOG_LOOK_SECONDS:
-                    return
-                some = positions[first : first + ENTRY_READS_AT_ONCE]
-                for n, read in zip(some, pool.map(self._read, some), strict=True):
-                    if read is not None:
-                        yield n, *read
+        for first in range(0, len(positions), ENTRY_READS_AT_ONCE):
+            if first and clock.monotonic() - begun > LOG_LOOK_SECONDS:
+                return
+            some = positions[first : first + ENTRY_READS_AT_ONCE]
+            for n, read in zip(some, self._read_together(some), strict=True):
+                if read is not None:
+                    yield n, *read
+
+    def _read_together(self, positions: Sequence[int]) -> Iterable[tuple[bytes, bytes] | None]:
+        """What `_read` tells of each."""
+        if not waits(self._opened.backend):
+            return map(self._read, positions)
+        from concurrent.futures import ThreadPoolExecutor  # 20 ms that a local store saves
+
+        with ThreadPoolExecutor(ENTRY_READS_AT_ONCE) as pool:
+            return list(pool.map(self._read, positions))
 
     def _read(self, n: int) -> tuple[bytes, bytes] | None:
         """An entry and its leaf hash; no bytes if it is gone, None if storage does not give it out."""

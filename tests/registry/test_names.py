@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cairn.core.errors import BadName, CairnError, NotFoundError, UsageError
 from cairn.core.limits import NAME_BYTES_MAX
 from cairn.registry.models import ensure_model, find_model, list_refs, model_name, move_ref
-from cairn.registry.names import check_model_name, check_ref_name, entry_name
+from cairn.registry.names import check_model_name, check_ref_name, entry_name, entry_position
 from cairn.registry.registry import Registry
 from cairn.registry.selectors import Selector, parse_selector, resolve
 from tests.support.stores import Site, commit_tree, tip
@@ -143,3 +143,15 @@ def test_odd_selectors_fail_in_order(registry: Registry, text: str) -> None:
     with pytest.raises(CairnError) as caught:
         resolve(registry, text)
     assert len(str(caught.value)) < 500
+
+
+@given(n=st.integers(0, 10**12 - 1))
+def test_the_name_of_an_entry_tells_its_position(n: int) -> None:
+    assert entry_position(entry_name(n)) == n
+
+
+@pytest.mark.parametrize(
+    "name", ["log/00000000/000000004096", "log/00000000/1", "log/00000000/00000000000²", "log/000000000000", "x"]
+)
+def test_what_is_the_name_of_no_entry_tells_none(name: str) -> None:
+    assert entry_position(name) is None

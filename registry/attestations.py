@@ -86,8 +86,11 @@ def sign(registry: Registry, selector: str, version: str, identity: Identity | N
 
     def build(state: State) -> Attest:
         # The name may have moved while the statement was made; then it is not what was asked for.
-        if ref and state.models[model].refs[tag].checkpoint != checkpoint:
-            raise RefusedError(f"{subject.name} was moved meanwhile; nothing was signed", hint="repeat the command")
+        held = state.live_model(model).refs.get(tag)
+        if ref and (held is None or held.checkpoint != checkpoint):
+            raise RefusedError(
+                f"{subject.name} was moved or removed meanwhile; nothing was signed", hint="repeat the command"
+            )
         return payload
 
     n = registry.append(build)
@@ -120,7 +123,7 @@ def places(state: State, model: ModelId, tag: bytes) -> Iterator[tuple[Checkpoin
 
 def attestations(registry: Registry, model: ModelId, checkpoint: CheckpointId) -> list[Attested | Unfit]:
     """All statements about a checkpoint that the log holds, in its order."""
-    held = registry.state.models[model].checkpoints[checkpoint]
+    held = registry.state.live_model(model).checkpoints[checkpoint]
     return [read_attestation(registry, model, checkpoint, place) for place in held.attestations]
 
 
@@ -182,11 +185,16 @@ def carry(source: Registry, target: Registry, model: ModelId, checkpoint: Checkp
     for found in attestations(source, model, checkpoint):
         if isinstance(found, Unfit):
             continue
-        held = target.state.models[model].checkpoints[checkpoint].attestations
+        there = target.state.live_model(model).checkpoints.get(checkpoint)
+        if there is None:  # it was deleted there since it was brought
+            break
         ref, place = found.subject.ref, found.place
         tag = ref_tag(target.opened.secrets.k_log, model, ref) if ref else b""
-        known = any((one.signer, one.tag) == (place.signer, tag) and one.signed_at >= place.signed_at for one in held)
-        mine = sum(one.actor == target.signer().actor for one in held)
+        known = any(
+            (one.signer, one.tag) == (place.signer, tag) and one.signed_at >= place.signed_at
+            for one in there.attestations
+        )
+        mine = sum(one.actor == target.signer().actor for one in there.attestations)
         if known or mine >= ATTESTATIONS_PER_ACTOR_MAX:
             continue
         payload = Attest(model, checkpoint, tag, place.signer, place.signed_at, found.sealed)

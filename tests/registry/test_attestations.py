@@ -7,10 +7,11 @@ from msgspec.structs import replace
 
 from cairn.core.errors import NotAllowed, NotFoundError, RefusedError
 from cairn.core.limits import ATTESTATIONS_PER_ACTOR_MAX
-from cairn.registry.attestations import Attested, Unfit, attestations, sign
+from cairn.registry.attestations import Attested, Unfit, attestations, carry, sign
+from cairn.registry.deletion import tombstone
 from cairn.registry.entries import open_entry
 from cairn.registry.fold import BRANCH, TAG
-from cairn.registry.models import move_ref
+from cairn.registry.models import delete_ref, move_ref
 from cairn.registry.registry import Registry
 from cairn.registry.rights import Role
 from cairn.registry.rotation import rotate_model
@@ -107,7 +108,10 @@ def test_a_time_in_the_far_future_leads_nobody_astray(here: Site) -> None:
     assert signed(here, by=BOB).subject.signed_at == START_NS // 1000
 
 
-def test_a_name_that_moves_meanwhile_is_not_signed(here: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_name_that_moves_or_goes_meanwhile_is_not_signed(
+    here: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: bool
+) -> None:
     other = commit_tree(here.registry(), write_files(tmp_path / "t2", {"a": b"2"}), branch="b").checkpoint
     registry = here.registry()
     model, checkpoint = tip(registry)
@@ -115,11 +119,14 @@ def test_a_name_that_moves_meanwhile_is_not_signed(here: Site, tmp_path: Path, m
 
     def raced(self: Registry, build: object) -> int:
         monkeypatch.setattr(Registry, "append", append)
-        move_ref(here.registry(), model, "main", BRANCH, checkpoint, other)
+        if moved:
+            move_ref(here.registry(), model, "main", BRANCH, checkpoint, other)
+        else:
+            delete_ref(here.registry(), model, "main", BRANCH)
         return append(self, build)  # type: ignore[arg-type]  # whatever was given
 
     monkeypatch.setattr(Registry, "append", raced)
-    with pytest.raises(RefusedError, match="moved meanwhile"):
+    with pytest.raises(RefusedError, match="moved or removed meanwhile"):
         sign(registry, "m", VERSION, ALICE)
     assert found(here, f"m@{checkpoint.hex()}") == []
 
@@ -233,6 +240,20 @@ def test_history_brings_the_statements_of_each(here: Site, sites: tuple[Site, Si
     signed(here)
     sent = send(here.registry(), sites[1].registry(), "m", SendOptions(history=True))
     assert sent.signatures == 2 and len(found(sites[1], "m@step:7")) == len(found(sites[1])) == 1
+
+
+def test_what_was_deleted_there_since_it_was_brought_gets_none(
+    here: Site, sites: tuple[Site, Site], tmp_path: Path
+) -> None:
+    model, older = tip(here.registry())
+    commit_tree(here.registry(), write_files(tmp_path / "tree", {"a": b"two"}), step=8)
+    source, target = here.registry(), sites[1].registry()
+    send(source, target, "m", SendOptions(history=True))
+    signed(here, f"m@{older.hex()}")
+    source.refresh()
+    tombstone(target, model, [older], "deleted", 0.0)
+    log = sites[1].log()
+    assert carry(source, target, model, older) == 0 and sites[1].log() == log
 
 
 def test_what_is_unfit_stays_behind(here: Site, sites: tuple[Site, Site]) -> None:

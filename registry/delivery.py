@@ -5,14 +5,22 @@ checkpoint is there and lacks something). What an interrupted delivery has uploa
 as its session's object exists.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
 
-from cairn.core.errors import IntegrityError, NotFoundError, ObjectNotFound, Overtaken, RefMoved, RefusedError
+from cairn.core.errors import (
+    BadName,
+    IntegrityError,
+    NotFoundError,
+    ObjectNotFound,
+    Overtaken,
+    RefMoved,
+    RefusedError,
+)
 from cairn.core.ids import CheckpointId, ContentId, ModelId, SessionId, parse_object_name, short
 from cairn.core.limits import PUSH_RACES_MAX
 from cairn.core.progress import Progress
@@ -174,25 +182,25 @@ class Delivery:
         sizes = {one.name: one.size for one in listed}
         known = {self._target.index().pack(number).key for number in range(self._target.state.pack_count)}
         noted = {ref.name for ref, _ in self._uploaded}
-        unnoted = self._described(name for name in sizes if name not in noted)
+        unnoted = self._described({name: size for name, size in sizes.items() if name not in noted})
         for ref, chunks in (*self._uploaded, *unnoted):
             condemned = pack_key(ref) in self._target.state.condemned_objects
             if sizes.get(ref.name) == ref.size and ref.key not in known and not condemned:
                 save.take_over(ref, chunks)
                 self.bytes_resumed += sum(chunk.length for chunk in chunks)
 
-    def _described(self, names: Iterable[str]) -> Iterator[tuple[PackRef, list[PackedChunk]]]:
+    def _described(self, sizes: Mapping[str, int]) -> Iterator[tuple[PackRef, list[PackedChunk]]]:
         """Packs that were stored right before the interruption, too late to be noted: they say what they hold.
 
         Their names become durable with the next object of the session, and nothing is committed before.
         """
         opened = self._target.opened
-        for name in names:
-            session, random, kind = parse_object_name(name)
-            if kind == "pack":
-                with suppress(IntegrityError, ObjectNotFound):
+        for name, size in sizes.items():
+            with suppress(BadName, IntegrityError, ObjectNotFound):
+                session, random, kind = parse_object_name(name)
+                if kind == "pack":
                     chunks = read_footer(opened.backend, name, opened.secrets.k_index, opened.store)
-                    yield PackRef(session, random, opened.backend.size(name)), chunks
+                    yield PackRef(session, random, size), chunks
 
     # --- content, then manifest ---------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 import msgspec
 from blake3 import blake3
 
-from cairn.core.errors import IntegrityError, ObjectNotFound
+from cairn.core.errors import BadName, IntegrityError, ObjectNotFound
 from cairn.core.ids import ContentId, parse_object_name
 from cairn.core.limits import INDEX_ROWS_MAX, KNOWN_BYTES_MAX, SEALED_OBJECT_BYTES_MAX
 from cairn.registry.entries import ObjectRef
@@ -173,7 +173,10 @@ def salvage_packs(opened: OpenStore, state: State) -> Iterator[tuple[ContentId, 
     """
     known = {state.pack(number).key for number in range(state.pack_count)}
     for listed in opened.backend.list("objects"):
-        session, random, kind = parse_object_name(listed.name)
+        try:
+            session, random, kind = parse_object_name(listed.name)
+        except BadName:
+            continue  # nothing of ours
         if kind != "pack" or session + random in known:
             continue
         with suppress(IntegrityError, ObjectNotFound):

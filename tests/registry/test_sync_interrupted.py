@@ -1,5 +1,6 @@
 """Pushes that end before they are done, and go on."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -54,8 +55,13 @@ def test_a_pack_that_was_stored_and_not_noted_is_not_sent_again(tmp_path: Path, 
     stored = Crash(op="create", name="*.pack", call=3, effect=Effect.COMPLETE)
     stopped, first = attempt(here, there, stored)
     assert isinstance(stopped, Stopped)
+    # Whatever else somebody left there is nothing of ours.
+    beside = os.path.dirname(packs(there)[0])
+    there.backend.create(f"{beside}/readme.txt", [b"-"])
     error, second = attempt(here, there)
-    assert error is None and clean(there)
+    assert error is None
+    there.backend.delete(f"{beside}/readme.txt")
+    assert clean(there)
     assert uploads(first) + uploads(second) == uploads(whole)
 
 

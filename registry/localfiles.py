@@ -68,17 +68,10 @@ class KeyHome:
 
         Where the state folder cannot be written (read-only home), reading goes on with one that nobody knows.
         """
-        path = self.state / "identity.key"
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return read_identity(path)
-        fresh = Identity.generate(entropy)
         try:
-            write_private(path, (fresh.seed().hex() + "\n").encode())
-        except ObjectExists:  # another process was first
-            return read_identity(path)
+            return kept_identity(self.state / "identity.key", entropy)
         except StorageError:
-            return fresh
-        return fresh
+            return Identity.generate(entropy)
 
     def remembered_head(self, store: StoreId) -> Head | None:
         """The newest head this user has seen of a store; None if there is none or the file is unreadable."""
@@ -210,11 +203,28 @@ def _name_exclusively(temporary: Path, path: Path, data: bytes) -> None:
             raise
 
 
+def kept_identity(path: Path, entropy: Entropy) -> Identity:
+    """The identity in a file, made on first use.
+
+    Raises:
+        IntegrityError, NotAllowed: see `read_identity`.
+        StorageError: the file is not there and cannot be written.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return read_identity(path)
+    fresh = Identity.generate(entropy)
+    try:
+        write_private(path, (fresh.seed().hex() + "\n").encode())
+    except ObjectExists:  # another process was first
+        return read_identity(path)
+    return fresh
+
+
 def read_identity(path: Path) -> Identity:
     """The identity in a file.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError, NotADirectoryError: there is none.
         IntegrityError: it is damaged.
         NotAllowed: it cannot be read.
     """

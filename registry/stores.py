@@ -7,7 +7,7 @@ from pathlib import Path
 from cairn.core.clock import SystemEntropy
 from cairn.core.errors import NotAStore, NotFoundError
 from cairn.core.settings import Settings
-from cairn.registry.localfiles import KeyHome, read_identity, write_private
+from cairn.registry.localfiles import KeyHome, kept_identity, read_identity
 from cairn.registry.location import backend_at, backend_for_new, make_place
 from cairn.registry.opened import KeySource, OpenStore
 from cairn.registry.opened import create_store as _create
@@ -104,19 +104,14 @@ def create_twin(location: str, twin: OpenStore, *, passphrase: str | None = None
 
 
 def own_identity(file: Path | None = None) -> Identity:
-    """The identity of this user, or of one in another file; it is made on first use.
+    """The identity of this user, or the one in another file; it is made on first use.
 
     Raises:
-        StorageError: the file is not there and cannot be written.
+        IntegrityError, NotAllowed: the file is damaged, or cannot be read.
+        StorageError: it is not there and cannot be written.
     """
-    if file is None:
-        return _home(Settings.from_environment()).identity(SystemEntropy())
-    try:
-        return read_identity(file)
-    except FileNotFoundError:
-        fresh = Identity.generate(SystemEntropy())
-        write_private(file, (fresh.seed().hex() + "\n").encode())
-        return fresh
+    entropy = SystemEntropy()
+    return kept_identity(file, entropy) if file else _home(Settings.from_environment()).identity(entropy)
 
 
 def identity_in(file: Path) -> Identity:

@@ -14,7 +14,8 @@ from cairn.manifests.schema import Key, TensorEntry, ValueEntry
 from cairn.manifests.tiling import Box
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.comparedfacts import Kinship, Side, kinship_of, side_of
-from cairn.registry.comparedvalues import ValueDifference, compare_values, diff_positions, read_record
+from cairn.registry.comparedvalues import ValueDifference, compare_values, diff_positions
+from cairn.registry.origin import read_record
 from cairn.registry.reachability import read_reachability
 from cairn.registry.registry import Registry
 from cairn.store.crypto.components import ComponentClass

@@ -14,7 +14,6 @@ from cairn.manifests.schema import Key, ValueEntry
 from cairn.manifests.spans import diff_cursors, diff_shards
 from cairn.manifests.values import decode_value
 from cairn.registry.checkpoint import CheckpointManifest
-from cairn.store.crypto.components import ComponentClass
 
 
 class ValueDifference(msgspec.Struct, frozen=True):
@@ -68,14 +67,6 @@ def diff_positions(values: list[ValueDifference]) -> tuple[list[GroupChange], se
 def owner_of(key: Key) -> Key:
     """Of the state of one rank, the object that it is a state of."""
     return Key(key.scope, key.path[:-1])
-
-
-def read_record(manifest: CheckpointManifest) -> Any:
-    """What a checkpoint says it was made from; None if it does not."""
-    for entry in manifest.values(ComponentClass.PROVENANCE):
-        if entry.key == PROVENANCE:
-            return decode_value(manifest.value_bytes(entry), f"the provenance of {manifest.what}")
-    return None
 
 
 def _compared(before: CheckpointManifest, after: CheckpointManifest, change: ValueChange) -> ValueDifference:

@@ -16,7 +16,7 @@ from cairn.core.errors import NotAllowed, NotFoundError
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import ATTESTED_NAME_CHARS_MAX, ATTESTED_NAMES_MAX
 from cairn.core.redaction import REDACTED, redacted, secret_in
-from cairn.manifests.schema import Key
+from cairn.manifests.provenance import PROVENANCE
 from cairn.manifests.values import decode_value, encode_value
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.models import open_meta, saved_at
@@ -27,7 +27,6 @@ from cairn.store.crypto.components import ComponentClass
 BUILD_TYPE = "urn:cairn-store:build:checkpoint:v1"
 # Nobody but the run itself has watched over it.
 BUILDER = "urn:cairn-store:builder:self-reported:v1"
-_PROVENANCE = Key("provenance", ())
 _COMMIT, _BLAKE3 = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}"), re.compile(r"[0-9a-f]{64}")
 # Where a description of data has the ids of data sets.
 _DATA_NAMES = ("id", "ids", "name", "names", "dataset", "datasets")
@@ -74,16 +73,21 @@ def predicate_of(registry: Registry, model: ModelId, checkpoint: CheckpointId, v
     }
 
 
+def read_record(manifest: CheckpointManifest) -> Any:
+    """What a checkpoint says it was made from; None if it does not."""
+    for entry in manifest.values(ComponentClass.PROVENANCE):
+        if entry.key == PROVENANCE:
+            return decode_value(manifest.value_bytes(entry), f"the provenance of {manifest.what}")
+    return None
+
+
 def _recorded(manifest: CheckpointManifest) -> dict[str, Any]:
     """What a training run recorded of itself; empty where there is nothing, or nothing to read."""
-    if ComponentClass.PROVENANCE not in manifest.components:
-        return {}
-    with suppress(NotAllowed, NotFoundError):
-        for entry in manifest.values(ComponentClass.PROVENANCE):
-            if entry.key == _PROVENANCE:
-                value = decode_value(manifest.value_bytes(entry), f"provenance of {manifest.what}")
-                return value if isinstance(value, dict) else {}
-    return {}
+    record = None
+    if ComponentClass.PROVENANCE in manifest.components:
+        with suppress(NotAllowed, NotFoundError):
+            record = read_record(manifest)
+    return record if isinstance(record, dict) else {}
 
 
 def _dependencies(recorded: dict[str, Any]) -> Iterator[_Descriptor]:

@@ -98,7 +98,7 @@ def confirm(state: State, entry: Entry, payload: Confirm) -> _Reason:
 
 
 def hold_set(state: State, entry: Entry, payload: HoldSet) -> _Reason:
-    model = state.kept_models().get(payload.model)
+    model = state.kept_model(payload.model)
     if model is None:
         return _NO_MODEL
     if len(payload.hold) != RANDOM_ID_BYTES or any(payload.hold in one.holds for one in state.kept_models().values()):
@@ -113,7 +113,7 @@ def hold_set(state: State, entry: Entry, payload: HoldSet) -> _Reason:
 
 
 def hold_lift(state: State, entry: Entry, payload: HoldLift) -> _Reason:
-    model = state.kept_models().get(payload.model)
+    model = state.kept_model(payload.model)
     if model is None or payload.hold not in model.holds:
         return "there is no such hold"
     del model.holds[payload.hold]

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import msgspec
 
-from cairn.core.ids import RANDOM_ID_BYTES
+from cairn.core.ids import HASH_BYTES, RANDOM_ID_BYTES
 from cairn.registry.entries import (
     Abort,
     Commit,
@@ -40,7 +40,6 @@ from cairn.registry.state import Model, Person, State
 from cairn.store.crypto.provider import ROOT_KEY_ID_BYTES
 
 NO_RIGHT = "its actor has no right to write"
-_HASH_BYTES = 32
 _REASON = str | None
 _WRITES = (Commit, Supply, RunOpen, RefMove, RefDelete, Attest)
 _COLLECTS = (Condemn, Floor, Swept, Uncondemn, MergeIndex, Verified, Reads, Drop)
@@ -130,7 +129,7 @@ def _kept(before: Member | None, role: str) -> dict[bytes, Grant]:
 def _wrap_refused(before: Member | None, payload: MemberSet) -> _REASON:
     if payload.role not in ROLES:
         return "it names a role that does not exist"
-    if len(payload.agreement) != _HASH_BYTES or len(payload.hash) != _HASH_BYTES:
+    if len(payload.agreement) != HASH_BYTES or len(payload.hash) != HASH_BYTES:
         return "it lacks the member's key or the hash of its wrap"
     if payload.generation <= (before.generation if before else 0):
         return "its wrap is not of a new generation"
@@ -139,11 +138,11 @@ def _wrap_refused(before: Member | None, payload: MemberSet) -> _REASON:
 
 def person_set(state: State, entry: Entry, payload: PersonSet) -> _REASON:
     """Rule of `person`."""
-    if len(payload.member) != _HASH_BYTES:
+    if len(payload.member) != HASH_BYTES:
         return "it is of no actor"
     if not payload.commitment and not payload.name:
         return None if state.people.pop(payload.member, None) is not None else "nothing is recorded of its actor"
-    if len(payload.commitment) != _HASH_BYTES or len(payload.name) != RANDOM_ID_BYTES:
+    if len(payload.commitment) != HASH_BYTES or len(payload.name) != RANDOM_ID_BYTES:
         return "its commitment or its name is not of the right length"
     state.people[payload.member] = Person(payload.commitment, payload.name)
     return None

@@ -10,7 +10,7 @@ from contextlib import suppress
 import msgspec
 
 from cairn.core.errors import ConflictError, GoneError, NotAllowed, NotFoundError, RefusedError
-from cairn.core.ids import ID_PREFIX_HEX_MIN, ActorId, CheckpointId, ModelId
+from cairn.core.ids import ID_PREFIX_HEX_MIN, CheckpointId, ModelId
 from cairn.registry.deletion import check_grace
 from cairn.registry.entries_deletion import Approve, ModelDelete, ModelRestore
 from cairn.registry.fold_deletion import approval_missing
@@ -153,7 +153,8 @@ def find_deleted(registry: Registry, text: str) -> ModelId:
     """A deleted model, by its name or the first digits of its id.
 
     Raises:
-        NotFoundError, GoneError: there is none; it is here.
+        NotFoundError: there is none.
+        ConflictError: it is not deleted.
     """
     state = registry.state
     tag = model_tag(registry.opened.secrets.k_log, check_model_name(text))
@@ -200,9 +201,3 @@ def _name(registry: Registry, model: ModelId) -> str | None:
     with suppress(GoneError, NotAllowed):
         return model_name(registry, model)
     return None
-
-
-def approvers(state: State, plan: bytes) -> list[ActorId]:
-    """Who has approved a plan."""
-    approval = state.approvals.get(plan)
-    return [ActorId(one) for one in approval.actors] if approval else []

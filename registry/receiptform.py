@@ -94,6 +94,8 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         signer, made_at_ns: who made the receipt, and when.
         length, root: head of the log that it goes by.
         deleted, shredded, destroyed: the entries that did it; the last is None as long as keys may be there.
+        cause: why, as the `deleted` entry says.
+        root_key: the entry of the new root key, which the old one's destruction came after; None as `destroyed` is.
         checkpoints: how many there were.
         alone: what nothing else needed.
         shared: what stays, and for which models.

@@ -147,7 +147,7 @@ def check_no_hole(opened: OpenStore, length: int) -> None:
             hint="nothing was written; restore the missing log entries from a copy of the store",
         )
     # One right behind is a newcomer's; whoever creates an entry now loses the race to it and looks again.
-    if last > entry_name(length - 1) and not _exists(opened, length):
+    if last > entry_name(length - 1) and not has_entry(opened, length):
         raise IntegrityError(
             f"log entry {length} is missing while {last} exists: the log has a hole",
             hint="nothing was written; run 'cairn verify' and restore the missing entry from a copy of the store",
@@ -163,7 +163,8 @@ def _last_names(opened: OpenStore) -> list[str]:
     raise IntegrityError(f"{opened.backend.url} has lost its log")
 
 
-def _exists(opened: OpenStore, n: int) -> bool:
+def has_entry(opened: OpenStore, n: int) -> bool:
+    """Whether entry `n` is stored."""
     try:
         opened.backend.size(entry_name(n))
     except ObjectNotFound:

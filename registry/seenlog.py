@@ -18,7 +18,7 @@ from cairn.core.errors import IntegrityError, ObjectNotFound
 from cairn.core.limits import ENTRY_READS_AT_ONCE, LOG_FOLDER_ENTRIES, LOG_LOOK_SECONDS
 from cairn.registry.bundles import or_else
 from cairn.registry.entries import open_entry
-from cairn.registry.log import read_entry
+from cairn.registry.log import has_entry, read_entry
 from cairn.registry.names import entry_name, entry_position
 from cairn.registry.opened import OpenStore
 from cairn.registry.replay import Replay
@@ -94,9 +94,11 @@ class SeenLog:
             # What came to the newest folder while this client read is not in the listing, and cannot have been lost.
             newest = folder == max(self._ends)
             end = min(first + LOG_FOLDER_ENTRIES, max(end, self._known) if newest else replay.length)
-            gone = [n for n in range(first, min(end, replay.length)) if n not in self._stamps]
-            if gone or end > replay.length:
-                return gone[0] if gone else replay.length
+            unlisted = (n for n in range(first, min(end, replay.length)) if n not in self._stamps)
+            # A listing may leave out a name that came while it was made, and tell of the one after it.
+            gone = next((n for n in unlisted if not or_else(True, partial(has_entry, self._opened, n))), None)
+            if gone is not None or end > replay.length:
+                return gone if gone is not None else replay.length
             doubtful += self._doubtful(first, end)
         again = list(self._read_again(doubtful))
         other = [n for n, stored, leaf in again if not self._is_same(replay, n, stored, leaf)]
@@ -134,7 +136,7 @@ class SeenLog:
     def _doubtful(self, first: int, end: int) -> Iterator[int]:
         """Positions whose stamps are not those that were seen; of what was never seen, the stamp is noted."""
         for start in range(first, end, _SPAN_ENTRIES):
-            listed = [self._stamps[n] for n in range(start, min(start + _SPAN_ENTRIES, end))]
+            listed = [self._stamps.get(n, _UNKNOWN) for n in range(start, min(start + _SPAN_ENTRIES, end))]
             seen = self._span(start // _SPAN_ENTRIES)
             if _UNKNOWN not in listed and seen.stamps[: len(listed)] == listed:
                 continue
@@ -178,7 +180,7 @@ class SeenLog:
         # Whoever started from a snapshot knows none of the entries before it by themselves.
         if leaf != seen if seen else not self._may_stand(replay, n, stored):
             return False
-        self._note(n, leaf, self._stamps[n])
+        self._note(n, leaf, self._stamps.get(n, _UNKNOWN))
         return True
 
     def _may_stand(self, replay: Replay, n: int, stored: bytes) -> bool:

@@ -113,6 +113,20 @@ def test_it_is_named_until_it_is_repaired(grown: Site, n: int, how: str) -> None
     assert registry.append(lambda state: Abort()) == LENGTH
 
 
+def test_a_listing_that_leaves_out_what_comes_meanwhile_tells_of_no_damage(grown: Site) -> None:
+    """A name that is added while a folder is read may be passed over, and the one after it be seen."""
+    writer = grown.registry()
+    added = [writer.append(lambda state: Abort()) for _ in range(3)]
+
+    class Racing(FaultyBackend):
+        def list(self, prefix: str = "") -> Iterator[Listed]:
+            return (one for one in super().list(prefix) if one.name != entry_name(added[1]))
+
+    backend = Racing(grown.backend)
+    assert grown.registry(backend).state.damaged_from is None
+    assert log_calls(backend, "read").count(entry_name(5)) == 0, "the log is not read anew"
+
+
 def test_what_this_client_wrote_itself_is_looked_at_too(site: Site) -> None:
     registry = site.registry()
     for _ in range(6):

@@ -32,8 +32,8 @@ def command() -> None:
 def plan(output: Path | None, max_unused: float, as_json: bool) -> None:
     """Show what a collection would remove; changes nothing."""
     from cairn.gc.collect import Collector, Options
+    from cairn.gc.due import due_to_shred, to_destroy
     from cairn.gc.planfile import plan_facts, write_plan
-    from cairn.gc.shred import due_to_shred, to_destroy
 
     with open_registry() as registry, ProgressBar(as_json) as progress:
         made = Collector(registry, Options(unused=_fraction(max_unused)), progress).plan()
@@ -100,7 +100,7 @@ def apply(
 
 def _shred_if_owner(registry: "Registry") -> "Shredded | None":
     """Destroy the keys of deleted models that are due, which only owners can."""
-    from cairn.gc.shred import due_to_shred, to_destroy
+    from cairn.gc.due import due_to_shred, to_destroy
 
     due = [*due_to_shred(registry), *to_destroy(registry.state)]
     if due and registry.signer().actor not in registry.state.owners:

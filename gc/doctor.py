@@ -7,10 +7,10 @@ from cairn.core.errors import CairnError, NotAllowed
 from cairn.core.process import ProcessMark, is_known_dead, this_machine
 from cairn.gc.doctor_machine import on_this_machine, store_folder
 from cairn.gc.drops import due_to_drop
+from cairn.gc.due import due_to_shred, to_destroy
 from cairn.gc.observe import SeenSession, left_over, list_objects, list_pins, list_sessions
 from cairn.gc.remark import ACT, FINE, NOTE, Remark, several, size, span
 from cairn.gc.roots import live_checkpoints
-from cairn.gc.shred import due_to_shred, to_destroy
 from cairn.gc.silence import Silence
 from cairn.registry.reads import ENDED, FOLDER
 from cairn.registry.registry import Registry

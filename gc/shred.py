@@ -14,6 +14,7 @@ from blake3 import blake3
 
 from cairn.core.errors import IntegrityError, NotAllowed, Overtaken, TryAgain
 from cairn.core.ids import ModelId
+from cairn.gc.due import due_to_shred, is_due, to_destroy
 from cairn.gc.liveness import Array, Stored, has, stored_in, union, words_of_root
 from cairn.gc.roots import Root, all_roots
 from cairn.registry.entries_deletion import Content, Destroyed, Shared, Shred
@@ -54,21 +55,6 @@ class _NothingToDo(Exception):
 
 class _Stale(Exception):
     """Something was made live since the accounts were made."""
-
-
-def due_to_shred(registry: Registry) -> list[ModelId]:
-    """Deleted models whose keys may be destroyed by now, by this machine's clock; held ones wait."""
-    now, state = registry.opened.clock.wall_ns(), registry.refresh()
-    return [ModelId(one) for one in state.deleted if _is_due(state, one, now)]
-
-
-def to_destroy(state: State) -> list[ModelId]:
-    """Shredded models whose keys may still be there."""
-    return [
-        ModelId(one)
-        for one, deleted in state.deleted.items()
-        if deleted.shredded_n is not None and deleted.destroyed_n is None
-    ]
 
 
 def shred_due(registry: Registry, passphrase: Callable[[], str | None]) -> Shredded | None:
@@ -132,12 +118,6 @@ def _content(stored: Stored, rows: Array) -> Content:
     return Content(len(ids), int(stored.lengths[rows].astype(np.int64).sum()), blake3(ids.tobytes()).digest())
 
 
-def _is_due(state: State, model: bytes, now: int) -> bool:
-    deleted = state.deleted.get(model)
-    held = deleted.model if deleted is not None else None
-    return deleted is not None and held is not None and not held.holds and deleted.due_at <= now
-
-
 def _shred(registry: Registry, model: ModelId) -> None:
     """Decide it: from here on nothing brings the model back."""
     while True:
@@ -151,7 +131,7 @@ def _shred(registry: Registry, model: ModelId) -> None:
         entry = Shred(model, marked, accounts.checkpoints, accounts.alone, accounts.packs, accounts.shared)
 
         def build(state: State, entry: Shred = entry) -> Shred:
-            if not _is_due(state, entry.model, registry.opened.clock.wall_ns()):
+            if not is_due(state, entry.model, registry.opened.clock.wall_ns()):
                 raise _NothingToDo
             if state.live_n >= entry.marked:
                 raise _Stale

@@ -14,10 +14,11 @@ from cairn.core.errors import CairnError, ConflictError, GoneError, IntegrityErr
 from cairn.core.ids import CheckpointId, ContentId, ModelId
 from cairn.gc.collect import Collector, Options
 from cairn.gc.doctor import examine
+from cairn.gc.due import due_to_shred, to_destroy
 from cairn.gc.operator import quarantine
 from cairn.gc.plan import shredded_packs
 from cairn.gc.scrub import verify
-from cairn.gc.shred import due_to_shred, shred_due, to_destroy
+from cairn.gc.shred import shred_due
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.contents import Named, contents
 from cairn.registry.deletion import restore, tombstone

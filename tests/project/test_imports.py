@@ -79,6 +79,10 @@ def test_reading_commands_need_no_torch(home: Path, arguments: tuple[str, ...]) 
     assert "torch" not in loaded_by(RUN, *arguments, home=home)
 
 
+def test_the_doctor_needs_no_numpy(home: Path) -> None:
+    assert "numpy" not in loaded_by(RUN, "doctor", home=home)
+
+
 def test_a_commit_needs_no_torch(home: Path) -> None:
     assert "torch" not in loaded_by(RUN, "commit", "tree", "net", home=home)
 

@@ -3,6 +3,9 @@
 The record itself lies apart, in `people/<id>`, sealed under a random key in `keys/person/<id>`; both are for owners.
 Erasing deletes the two: what stays in the log then tells nobody anything, and whoever was shown the record before can
 still prove that it was the one.
+
+Wherever it is stopped, nothing about anybody lies around that no entry names, since nobody would find it to erase it:
+the two go before the entry that no longer names them, and come after the one that does.
 """
 
 import hmac
@@ -12,14 +15,22 @@ import msgspec
 from blake3 import blake3
 
 from cairn.core.canonical import decode, encode
-from cairn.core.errors import CairnError, GoneError, IntegrityError, NotFoundError, ObjectNotFound, UsageError
+from cairn.core.errors import (
+    CairnError,
+    ConflictError,
+    GoneError,
+    IntegrityError,
+    NotFoundError,
+    ObjectNotFound,
+    UsageError,
+)
 from cairn.core.ids import HASH_BYTES, RANDOM_ID_BYTES, ActorId, short
 from cairn.core.limits import PERSON_BYTES_MAX
 from cairn.registry.deletion import check_is_owner
 from cairn.registry.entries_rights import PersonSet
 from cairn.registry.opened import OpenStore
 from cairn.registry.registry import Registry
-from cairn.registry.state import Person
+from cairn.registry.state import Person, State
 from cairn.store.crypto.objects import ObjectKind, open_object, seal_object
 from cairn.store.crypto.tenant import derive
 
@@ -46,21 +57,20 @@ def name_person(registry: Registry, actor: ActorId, text: str) -> None:
     Raises:
         UsageError: the text is empty or too long.
         NotAllowed: this user is no owner.
+        ConflictError: another owner recorded it at the same time.
     """
     if not 0 < len(text.encode()) <= PERSON_BYTES_MAX:
         raise UsageError(
             f"a description of {len(text.encode())} bytes", hint=f"write a name, of {PERSON_BYTES_MAX} bytes at most"
         )
     opened, before = registry.opened, registry.refresh().people.get(actor)
-    check_is_owner(registry)  # nothing about anybody is to lie around that no entry names
     record = PersonRecord(opened.entropy.token(HASH_BYTES), text)
     name, key = opened.entropy.token(RANDOM_ID_BYTES), opened.entropy.token(HASH_BYTES)
+    _replace(registry, before, PersonSet(actor, record.commitment(), name))
     sealed_key = seal_object(_class_key(opened), opened.store, ObjectKind.PERSON_KEY, key, opened.entropy)
     sealed = seal_object(key, opened.store, ObjectKind.PERSON, encode(record), opened.entropy)
     opened.backend.create(f"{_KEYS}/{name.hex()}", [sealed_key])
     opened.backend.create(f"{_RECORDS}/{name.hex()}", [sealed])
-    registry.append(lambda state: PersonSet(actor, record.commitment(), name))
-    _erase(opened, before)
 
 
 def forget_person(registry: Registry, actor: ActorId) -> None:
@@ -69,12 +79,12 @@ def forget_person(registry: Registry, actor: ActorId) -> None:
     Raises:
         NotFoundError: nothing is recorded.
         NotAllowed: this user is no owner.
+        ConflictError: another owner recorded it anew at the same time.
     """
     before = registry.refresh().people.get(actor)
     if before is None:
         raise NotFoundError(f"nobody has recorded who {short(actor)} is")
-    registry.append(lambda state: PersonSet(actor))
-    _erase(registry.opened, before)
+    _replace(registry, before, PersonSet(actor))
 
 
 def known_people(registry: Registry) -> dict[bytes, str]:
@@ -117,8 +127,21 @@ def _class_key(opened: OpenStore) -> bytes:
     return derive(opened.secrets.tenant_secret, "person-key")
 
 
-def _erase(opened: OpenStore, held: Person | None) -> None:
-    if held is not None:
+def _replace(registry: Registry, before: Person | None, payload: PersonSet) -> None:
+    """Erase what was recorded, and append the entry that says what is from here on."""
+    check_is_owner(registry)
+    registry.check_writable()
+    if before is not None:
         # The key first: without it the record is noise.
-        opened.backend.delete(f"{_KEYS}/{held.name.hex()}")
-        opened.backend.delete(f"{_RECORDS}/{held.name.hex()}")
+        registry.opened.backend.delete(f"{_KEYS}/{before.name.hex()}")
+        registry.opened.backend.delete(f"{_RECORDS}/{before.name.hex()}")
+
+    def build(state: State) -> PersonSet:
+        if state.people.get(payload.member) != before:
+            raise ConflictError(
+                f"who {short(ActorId(payload.member))} is was recorded or erased by another owner meanwhile",
+                hint="run the command again",
+            )
+        return payload
+
+    registry.append(build)

@@ -1,15 +1,26 @@
 """Who stands behind an actor: known to owners, committed to in the log, and erasable."""
 
+from itertools import count
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
 
 from cairn.core.canonical import encode
-from cairn.core.errors import CairnError, GoneError, IntegrityError, NotAllowed, NotFoundError, UsageError
+from cairn.core.errors import (
+    CairnError,
+    ConflictError,
+    GoneError,
+    IntegrityError,
+    NotAllowed,
+    NotFoundError,
+    UsageError,
+)
 from cairn.registry.people import forget_person, known_people, name_person, person
+from cairn.registry.registry import Registry
 from cairn.registry.rights import Role
 from cairn.registry.rotation import rotate_root
+from cairn.store.backends.faults import Crash, FaultyBackend, Stopped
 from tests.support.members import actor_of, join
 from tests.support.stores import Site, copied, new_site
 
@@ -96,3 +107,48 @@ def test_a_record_in_the_place_of_another_is_refused(store: Site) -> None:
 def test_what_is_no_description(store: Site, text: str) -> None:
     with pytest.raises(UsageError):
         name_person(store.registry(), actor_of(store), text)
+
+
+@pytest.mark.parametrize("act", ["name", "forget"])
+def test_wherever_it_is_stopped_nothing_lies_around_that_no_entry_names(tmp_path: Path, act: str) -> None:
+    for number in count(1):
+        store = new_site(tmp_path / str(number), seed=number)
+        actor = actor_of(store)
+        name_person(store.registry(), actor, "before")
+        backend = FaultyBackend(store.backend, [Crash(call=number)])
+        try:
+            registry = Registry(store.open(backend))
+            name_person(registry, actor, WHO) if act == "name" else forget_person(registry, actor)
+        except Stopped:
+            stopped = True
+        else:
+            stopped = False
+        people = store.registry(cold=True).state.people
+        named = {one.name.hex() for one in people.values()}
+        lying = {name.rpartition("/")[2] for name in store.names() if name.startswith(("people/", "keys/person/"))}
+        assert lying <= named, number
+        if act == "name":
+            name_person(store.registry(), actor, WHO)
+            assert person(store.registry(), actor).text == WHO
+        elif actor in people:
+            forget_person(store.registry(), actor)
+            assert not [name for name in store.names() if name.startswith(("people/", "keys/person/"))]
+        if not stopped:
+            break
+    assert number > 4
+
+
+def test_two_owners_at_once_leave_one_record(store: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    actor, append = actor_of(store), Registry.append
+
+    def raced(self: Registry, build: object) -> int:
+        monkeypatch.setattr(Registry, "append", append)
+        name_person(store.registry(), actor, "theirs")
+        return append(self, build)  # type: ignore[arg-type]  # whatever was given
+
+    registry = store.registry()
+    monkeypatch.setattr(Registry, "append", raced)
+    with pytest.raises(ConflictError, match="meanwhile"):
+        name_person(registry, actor, "ours")
+    assert person(store.registry(), actor).text == "theirs"
+    assert len([name for name in store.names() if name.startswith("people/")]) == 1

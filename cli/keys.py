@@ -21,19 +21,15 @@ def command() -> None:
 @store_options
 def show(as_json: bool) -> None:
     """List the generations of the root key and of all models' keys, and where rotation is due."""
-    from cairn.core.errors import CairnError
     from cairn.core.ids import ModelId
-    from cairn.registry.models import model_name
+    from cairn.registry.models import name_or_id
     from cairn.store.crypto.components import ComponentClass
 
     rows: list[dict[str, Any]] = []
     with open_registry() as registry:
         state = registry.state
         for identifier, model in state.models.items():
-            try:
-                name = model_name(registry, ModelId(identifier))
-            except CairnError:
-                name = identifier.hex()
+            name = name_or_id(registry, ModelId(identifier))
             keys = {ComponentClass(one).name.lower(): key.generation for one, key in model.newest_keys().items()}
             due = [ComponentClass(component).name.lower() for component in model.exposed]
             rows.append({"model": name, "generations": keys, "due": due, "readers": len(model.readers)})

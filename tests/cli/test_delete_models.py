@@ -209,7 +209,7 @@ def test_a_receipt_that_is_not_written_in_the_end_can_be_made_later(
         output.write_bytes(data)
 
     with monkeypatch.context() as patched:
-        patched.setattr(receipt, "_write_new", full)
+        patched.setattr(receipt, "write_new", full)
         told = models("delete", "apply", "a", "--receipt", str(models.folder / "r.json"), "--yes", code=1)
     identifier = models.json("delete", "status")[0]["model_id"]
     assert f"'cairn receipt create {identifier} -o FILE' writes a receipt" in told

@@ -7,7 +7,7 @@ import click
 from cairn.cli.delete_models import approve
 from cairn.cli.delete_plan import apply, plan
 from cairn.cli.opening import open_registry, store_options
-from cairn.cli.output import count, emit, emit_json, safe, table, when
+from cairn.cli.output import count, emit, emit_json, note, safe, table, when
 from cairn.core.errors import UsageError
 from cairn.core.ids import short
 
@@ -62,7 +62,7 @@ def restore(selectors: tuple[str, ...], as_json: bool, quiet: bool) -> None:
 @command.command("status")
 @click.argument("model", metavar="[MODEL]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-@click.option("-q", "--quiet", is_flag=True, help="Print the ids of those that can be restored.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the ids of checkpoints that can be restored.")
 @store_options
 def status(model: str | None, as_json: bool, quiet: bool) -> None:
     """List the models and checkpoints that were deleted: when, why, and until when they can be restored."""
@@ -90,6 +90,8 @@ def status(model: str | None, as_json: bool, quiet: bool) -> None:
         now = registry.opened.clock.wall_ns()
         rows = [*(_model_row(one, now) for one in whole), *(_row(name, one, now) for name, one in listed)]
         table(("DELETED", "WHEN", "BY", "WHY", "RESTORABLE"), rows)
+        if not rows:
+            note("nothing was deleted")
 
 
 def _model_row(one: "GoneModel", now: int) -> tuple[str, ...]:

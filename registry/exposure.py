@@ -24,7 +24,6 @@ class Exposure(NamedTuple):
 
 def exposure_of(registry: Registry, model: ModelId) -> Exposure:
     """Look through the whole log."""
-
     state = registry.state
     held = state.kept_model(model) or state.live_model(model)
     members = {

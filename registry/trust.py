@@ -122,7 +122,7 @@ def distrust(opened: OpenStore, text: str) -> Signer:
     known = noted_trust(opened).signers
     meant = [
         one for one in known
-        if text in (one.identity, one.name) or (len(text) >= _DIGITS_MIN and one.actor.hex().startswith(text))
+        if text in (one.identity, one.name) or (len(text) >= _DIGITS_MIN and one.actor.hex().startswith(text.lower()))
     ]  # fmt: skip
     if len(meant) != 1:
         what = "several signers" if meant else "no signer"

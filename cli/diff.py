@@ -53,5 +53,9 @@ def _tell_what_is_missing(found: "Comparison", measured: "Measured | None") -> N
                 f"note: not compared: no right to read {what}; "
                 f"ask an owner to run: cairn grant MODEL IDENTITY --read {component}"
             )
+    if found.chunks_lost:
+        lost = count(found.chunks_lost, "chunk")
+        note(f"warning: {lost} cannot be found, since packs or their index are damaged: no size counts it")
+        note("next: run 'cairn verify'")
     if measured and measured.unread:
         note(f"note: not measured, since their content is not here: {count(len(measured.unread), 'tensor')}")

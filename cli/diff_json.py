@@ -49,6 +49,7 @@ def rendered(found: "Comparison", measured: "Measured | None") -> Row:
         "bytes_shared": found.bytes_shared,
         "bytes_only_old": found.bytes_only_old,
         "bytes_only_new": found.bytes_only_new,
+        "chunks_lost": found.chunks_lost,
         "not_compared": [
             {"component": one.component, "side": one.side, "reason": "not here" if one.granted else "not granted"}
             for one in found.omissions

@@ -52,6 +52,7 @@ class Comparison(msgspec.Struct, frozen=True):
         omissions: what was not compared; all the rest was.
         bytes_shared: stored bytes of chunks and pages that both reach; then what one of them alone does. Of checkpoints
             that are here in part, what is here.
+        chunks_lost: of checkpoints that are here whole, chunks and pages that the index has no place for.
     """
 
     old: CheckpointId
@@ -63,6 +64,7 @@ class Comparison(msgspec.Struct, frozen=True):
     bytes_shared: int
     bytes_only_old: int
     bytes_only_new: int
+    chunks_lost: int
     sides: tuple[Side, Side]
     kinship: Kinship
     facts: list[GroupChange]
@@ -107,7 +109,7 @@ def compare_manifests(registry: Registry, before: CheckpointManifest, after: Che
     sides = side_of(registry, before), side_of(registry, after)
     old, new = (None if ComponentClass.PROVENANCE in left_out else read_record(one) for one in (before, after))
     positions, told = diff_positions(valued)
-    shared, only_old, only_new = _reached(registry, before, after)
+    shared, only_old, only_new, lost = _reached(registry, before, after)
     keys = {change.key for change in changed} | {value.key for value in valued}
     return Comparison(
         old=before.id,
@@ -119,6 +121,7 @@ def compare_manifests(registry: Registry, before: CheckpointManifest, after: Che
         bytes_shared=shared,
         bytes_only_old=only_old,
         bytes_only_new=only_new,
+        chunks_lost=lost,
         sides=sides,
         kinship=kinship_of(registry, *sides),
         facts=sorted((*_facts(*sides), *diff_provenance(old, new), *positions), key=GroupChange.order),
@@ -175,14 +178,27 @@ def _tensor_count(manifest: CheckpointManifest, left_out: Collection[ComponentCl
     return sum(root.entries - root.values for root in map(manifest.root, counted))
 
 
-def _reached(registry: Registry, before: CheckpointManifest, after: CheckpointManifest) -> tuple[int, int, int]:
-    """Stored bytes that both reach, that the old one alone reaches, and the new one alone."""
+def _reached(registry: Registry, before: CheckpointManifest, after: CheckpointManifest) -> tuple[int, int, int, int]:
+    """Stored bytes that both reach, that the old one alone reaches, and the new one alone; and what was not found."""
     old, new = (set(read_reachability(registry.opened, one.state)) for one in (before, after))
-    shared, only_old, only_new = (_stored_bytes(registry, ids) for ids in (old & new, old - new, new - old))
-    return shared, only_old, only_new
+    whole = set[ContentId]().union(*(ids for ids, one in ((old, before), (new, after)) if not one.state.partial))
+    sums, lost = [], 0
+    for ids in (old & new, old - new, new - old):
+        stored, missing = _stored_bytes(registry, ids)
+        sums.append(stored)
+        lost += len(missing & whole)
+    shared, only_old, only_new = sums
+    return shared, only_old, only_new, lost
 
 
-def _stored_bytes(registry: Registry, ids: set[ContentId]) -> int:
-    index, wanted = registry.index(), sorted(ids)
-    batches = (index.locations_of(wanted[at : at + _BATCH]) for at in range(0, len(wanted), _BATCH))
-    return sum(places[0].length for batch in batches for places in batch if places)
+def _stored_bytes(registry: Registry, ids: set[ContentId]) -> tuple[int, set[ContentId]]:
+    """Stored bytes of some ids, and those of them that the index has no place for."""
+    index, wanted, stored, missing = registry.index(), sorted(ids), 0, set[ContentId]()
+    for at in range(0, len(wanted), _BATCH):
+        some = wanted[at : at + _BATCH]
+        for identifier, places in zip(some, index.locations_of(some), strict=True):
+            if places:
+                stored += places[0].length
+            else:
+                missing.add(identifier)
+    return stored, missing

@@ -18,7 +18,8 @@ from tests.support.trees import write_files
 
 KEYS = {
     "old", "new", "sides", "kinship", "facts", "recorded", "tensors", "tensors_equal", "values", "files",
-    "bytes_shared", "bytes_only_old", "bytes_only_new", "not_compared",
+    "bytes_shared", "bytes_only_old", "bytes_only_new", "chunks_lost",
+    "not_compared",
 }  # fmt: skip
 
 

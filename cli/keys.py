@@ -100,7 +100,7 @@ def rewrap(by_passphrase: bool, service: str | None) -> None:
 @click.argument("file", type=PlainPath(path_type=Path))
 @store_options
 def export_recovery(file: Path) -> None:
-    """Write a file that opens everything (as --key-file), until the next `rewrap`: for a safe, not this machine."""
+    """Write a file that opens everything (as --key-file) until the root key changes: for a safe, not this machine."""
     from cairn.registry.rotation import export_recovery as export
 
     with open_registry() as registry:

@@ -153,7 +153,8 @@ def find_deleted(registry: Registry, text: str) -> ModelId:
     """A deleted model, by its name or the first digits of its id.
 
     Raises:
-        NotFoundError, GoneError: there is none; it is here.
+        NotFoundError: there is none.
+        ConflictError: it is not deleted.
     """
     state = registry.state
     tag = model_tag(registry.opened.secrets.k_log, check_model_name(text))

@@ -24,14 +24,14 @@ def facts_about(registry: "Registry", made: "ModelsPlan") -> dict[str, Any]:
     """What a plan is to be judged by: what it frees and shares, who reads, read or could, what keeps it, as JSON."""
     from cairn.gc.freed import readers_now
     from cairn.gc.shred import account
-    from cairn.registry.exposure import exposure_of
+    from cairn.registry.exposure import exposures_of
     from cairn.registry.holding import list_holds
     from cairn.registry.modeldeletion import may_be_outlived
     from cairn.registry.models import name_or_id
 
     whole = made.whole
     accounts = account(registry, registry.state, whole) if whole else None
-    exposures = {model: exposure_of(registry, model) for model in whole}
+    exposures = exposures_of(registry, whole)
     going = {bytes.fromhex(one.checkpoint) for part in made.parts for one in part.goes}
     holds = [
         one

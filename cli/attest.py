@@ -70,7 +70,10 @@ def export(selector: str, by: str) -> None:
         one for one in fit if (not ref or one.subject.ref == ref) and one.place.signer.hex().startswith(by.lower())
     ]
     if not meant:
-        raise NotFoundError(f"no statement about {selector!r} by {by or 'anybody'}", hint="'cairn attest show'")
+        raise NotFoundError(
+            f"no statement about {selector!r} by {by or 'anybody'}",
+            hint=f"'cairn attest show {selector}' lists those there are",
+        )
     emit(max(meant, key=lambda one: one.subject.signed_at).envelope.encode().decode())
 
 
@@ -101,7 +104,7 @@ def check(selector: str, signers: tuple[str, ...], as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the statement.")
 @store_options
 def verify(file: Path, signers: tuple[str, ...], as_json: bool) -> None:
-    """Check the DSSE envelope in FILE by public keys alone, without a store, and print what it says; exit code 3."""
+    """Check the DSSE envelope in FILE by public keys alone, without a store; exit code 3 if no named signer signed."""
     import json
 
     from cairn.registry.attestations import statement_in

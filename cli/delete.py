@@ -7,8 +7,8 @@ import click
 from cairn.cli.delete_models import approve
 from cairn.cli.delete_plan import apply, plan
 from cairn.cli.opening import open_registry, store_options
-from cairn.cli.output import count, emit, emit_json, safe, table, when
-from cairn.core.errors import UsageError
+from cairn.cli.output import count, emit, emit_json, note, safe, table, when
+from cairn.core.errors import NotFoundError, UsageError
 from cairn.core.ids import short
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def restore(selectors: tuple[str, ...], as_json: bool, quiet: bool) -> None:
 
 
 @command.command("status")
-@click.argument("model", metavar="[MODEL]", required=False)
+@click.argument("model", metavar="[MODEL|ID]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-@click.option("-q", "--quiet", is_flag=True, help="Print the ids of those that can be restored.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the ids of checkpoints that can be restored.")
 @store_options
 def status(model: str | None, as_json: bool, quiet: bool) -> None:
     """List the models and checkpoints that were deleted: when, why, and until when they can be restored."""
@@ -73,12 +73,13 @@ def status(model: str | None, as_json: bool, quiet: bool) -> None:
 
     with open_registry() as registry:
         whole = deleted_models(registry)
-        if model is None:
-            models = [ModelId(one) for one in registry.state.models]
-        elif any(one.name == model for one in whole):
-            models, whole = [], [one for one in whole if one.id == find_deleted(registry, model)]
-        else:
-            models, whole = [find_model(registry, model)], []
+        models = [ModelId(one) for one in registry.state.models]
+        if model is not None:
+            try:
+                models, whole = [find_model(registry, model)], []
+            except NotFoundError:
+                wanted = find_deleted(registry, model)
+                models, whole = [], [one for one in whole if one.id == wanted]
         listed = [(model_name(registry, one), deleted) for one in models for deleted in deleted_of(registry, one)]
     if as_json:
         emit_json([*map(_model_as_json, whole), *(_as_json(name, one) for name, one in listed)])
@@ -90,6 +91,8 @@ def status(model: str | None, as_json: bool, quiet: bool) -> None:
         now = registry.opened.clock.wall_ns()
         rows = [*(_model_row(one, now) for one in whole), *(_row(name, one, now) for name, one in listed)]
         table(("DELETED", "WHEN", "BY", "WHY", "RESTORABLE"), rows)
+        if not rows:
+            note("nothing was deleted")
 
 
 def _model_row(one: "GoneModel", now: int) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cairn.cli.opening import open_registry, store_options
 from cairn.cli.output import count, emit, emit_json, note, safe, size, table
 from cairn.cli.receipt import check_new, render, write_receipt
 from cairn.cli.shredding import say_what_was_shredded, shred
@@ -23,13 +24,14 @@ def facts_about(registry: "Registry", made: "ModelsPlan") -> dict[str, Any]:
     """What a plan is to be judged by: what it frees and shares, who reads, read or could, what keeps it, as JSON."""
     from cairn.gc.freed import readers_now
     from cairn.gc.shred import account
-    from cairn.registry.exposure import exposure_of
+    from cairn.registry.exposure import exposures_of
     from cairn.registry.holding import list_holds
     from cairn.registry.modeldeletion import may_be_outlived
+    from cairn.registry.models import name_or_id
 
     whole = made.whole
     accounts = account(registry, registry.state, whole) if whole else None
-    exposures = {model: exposure_of(registry, model) for model in whole}
+    exposures = exposures_of(registry, whole)
     going = {bytes.fromhex(one.checkpoint) for part in made.parts for one in part.goes}
     holds = [
         one
@@ -41,7 +43,7 @@ def facts_about(registry: "Registry", made: "ModelsPlan") -> dict[str, Any]:
         "alone": {"chunks": accounts.alone.chunks, "stored_bytes": accounts.alone.stored_bytes} if accounts else None,
         "shared": [
             {
-                "model": _name(registry, one.model),
+                "model": name_or_id(registry, ModelId(one.model)),
                 "chunks": one.content.chunks,
                 "stored_bytes": one.content.stored_bytes,
             }
@@ -49,12 +51,12 @@ def facts_about(registry: "Registry", made: "ModelsPlan") -> dict[str, Any]:
         ],
         "reading_now": sorted({one.hex() for model in whole for one in readers_now(registry, model)}),
         "could_read": [
-            {"model": _name(registry, model), "actor": actor.hex(), "reads": reads}
+            {"model": name_or_id(registry, model), "actor": actor.hex(), "reads": reads}
             for model, one in exposures.items()
             for actor, reads in [*((owner, ["all"]) for owner in one.owners), *one.members.items()]
         ],
         "have_read": [
-            {"model": _name(registry, model), "actor": actor.hex(), "reads": number}
+            {"model": name_or_id(registry, model), "actor": actor.hex(), "reads": number}
             for model, one in exposures.items()
             for actor, number in one.read.items()
         ],
@@ -65,6 +67,8 @@ def facts_about(registry: "Registry", made: "ModelsPlan") -> dict[str, Any]:
 
 def show(registry: "Registry", made: "ModelsPlan", facts: dict[str, Any] | None, as_json: bool, quiet: bool) -> None:
     """Print a plan."""
+    from cairn.registry.models import name_or_id
+
     if quiet:
         for part in made.parts:
             for one in part.goes:
@@ -77,7 +81,7 @@ def show(registry: "Registry", made: "ModelsPlan", facts: dict[str, Any] | None,
         for part in made.parts:
             _show_part(part)
         for left in made.stays:
-            name = _name(registry, bytes.fromhex(left.model))
+            name = name_or_id(registry, ModelId(bytes.fromhex(left.model)))
             emit(f"stays, though made from it: {safe(name)}@{left.checkpoint[:12]}")
         if facts is not None:
             _show_facts(facts)
@@ -108,8 +112,8 @@ def apply(
     if receipt is not None:
         _finish(registry, made, receipt, quiet or as_json)
     elif not quiet:
-        until = f"the first 'cairn gc apply' after {grace:.0f} seconds" if grace else "the next 'cairn gc apply'"
-        note(f"'cairn delete restore MODEL' brings a model back until {until} of an owner, which destroys its keys")
+        until = f"first 'cairn gc apply' after {grace:.0f} seconds" if grace else "next 'cairn gc apply'"
+        note(f"'cairn delete restore MODEL' brings a model back until an owner's {until}, which destroys its keys")
 
 
 def check_receipt_is_possible(made: "ModelsPlan", grace: float, receipt: Path) -> None:
@@ -191,23 +195,13 @@ def _show_facts(facts: dict[str, Any]) -> None:
     emit(f"being read now: {', '.join(one[:12] for one in facts['reading_now']) or 'no'}")
 
 
-def _name(registry: "Registry", model: bytes) -> str:
-    from cairn.core.errors import CairnError
-    from cairn.registry.models import model_name
-
-    try:
-        return model_name(registry, ModelId(model))
-    except CairnError:
-        return model.hex()
-
-
 @click.command("approve")
 @click.argument("file", metavar="FILE")
 @click.option("--yes", is_flag=True, help="Do it.")
+@store_options
 def approve(file: str, yes: bool) -> None:
     """Consent to a plan as a second owner, where the store's policy asks for one ('cairn audit policy')."""
     from cairn.cli.delete_plan import read_any_plan, show_any
-    from cairn.cli.opening import open_registry
     from cairn.registry.modeldeletion import approve as consent
     from cairn.registry.modelplan import ModelsPlan, check_current
     from cairn.registry.planfiles import check_store, plan_hash

@@ -35,9 +35,9 @@ def plan(
     with open_registry() as registry:
         registry.refresh()
         made = _planned(registry, selector, with_tags, taint, tenant)
-        if output is not None:
-            write_plan(made, output, "delete")
         show_any(registry, made, as_json, quiet)
+    if output is not None:
+        write_plan(made, output, "delete")
 
 
 @click.command("apply")

@@ -32,12 +32,12 @@ def command() -> None:
 def plan(output: Path | None, max_unused: float, as_json: bool) -> None:
     """Show what a collection would remove; changes nothing."""
     from cairn.gc.collect import Collector, Options
-    from cairn.gc.due import due_to_shred, to_destroy
+    from cairn.gc.due import doomed
     from cairn.gc.planfile import plan_facts, write_plan
 
     with open_registry() as registry, ProgressBar(as_json) as progress:
         made = Collector(registry, Options(unused=_fraction(max_unused)), progress).plan()
-        models = len(due_to_shred(registry)) + len(to_destroy(registry.state))
+        models = len(doomed(registry))
         if output is not None:
             write_plan(made, registry.opened.store, output)
         if as_json:
@@ -100,9 +100,9 @@ def apply(
 
 def _shred_if_owner(registry: "Registry") -> "Shredded | None":
     """Destroy the keys of deleted models that are due, which only owners can."""
-    from cairn.gc.due import due_to_shred, to_destroy
+    from cairn.gc.due import doomed
 
-    due = [*due_to_shred(registry), *to_destroy(registry.state)]
+    due = doomed(registry)
     if due and registry.signer().actor not in registry.state.owners:
         note(f"note: the keys of {count(len(due), 'deleted model')} are to be destroyed: an owner's 'gc apply' does it")
         return None

@@ -10,7 +10,6 @@ from cairn.core.ids import short
 
 if TYPE_CHECKING:
     from cairn.registry.holding import HeldBy
-    from cairn.registry.registry import Registry
 
 
 @click.group()
@@ -64,11 +63,13 @@ def show(model: str | None, as_json: bool, quiet: bool) -> None:
     from cairn.registry.gonemodels import claimed_at
     from cairn.registry.holding import list_holds
     from cairn.registry.modeldeletion import find_restorable
+    from cairn.registry.models import name_or_id
 
     with open_registry() as registry:
         registry.refresh()
         chosen = find_restorable(registry, model) if model is not None else None
-        found = [(one, _name(registry, one), claimed_at(registry, one.hold.n)) for one in list_holds(registry, chosen)]
+        holds = list_holds(registry, chosen)
+        found = [(one, name_or_id(registry, one.model), claimed_at(registry, one.hold.n)) for one in holds]
     if quiet:
         for one, _, _ in found:
             emit(one.id.hex())
@@ -76,16 +77,8 @@ def show(model: str | None, as_json: bool, quiet: bool) -> None:
         emit_json([_as_json(one, name, at) for one, name, at in found])
     else:
         table(("HOLD", "KEEPS", "SINCE", "BY", "WHY"), (_row(one, name, at) for one, name, at in found))
-
-
-def _name(registry: "Registry", one: "HeldBy") -> str:
-    from cairn.core.errors import CairnError
-    from cairn.registry.models import model_name
-
-    try:
-        return model_name(registry, one.model)
-    except CairnError:
-        return one.model.hex()
+        if not found:
+            note("nothing is held")
 
 
 def _row(one: "HeldBy", name: str, at: int | None) -> tuple[str, ...]:

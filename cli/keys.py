@@ -21,19 +21,15 @@ def command() -> None:
 @store_options
 def show(as_json: bool) -> None:
     """List the generations of the root key and of all models' keys, and where rotation is due."""
-    from cairn.core.errors import CairnError
     from cairn.core.ids import ModelId
-    from cairn.registry.models import model_name
+    from cairn.registry.models import name_or_id
     from cairn.store.crypto.components import ComponentClass
 
     rows: list[dict[str, Any]] = []
     with open_registry() as registry:
         state = registry.state
         for identifier, model in state.models.items():
-            try:
-                name = model_name(registry, ModelId(identifier))
-            except CairnError:
-                name = identifier.hex()
+            name = name_or_id(registry, ModelId(identifier))
             keys = {ComponentClass(one).name.lower(): key.generation for one, key in model.newest_keys().items()}
             due = [ComponentClass(component).name.lower() for component in model.exposed]
             rows.append({"model": name, "generations": keys, "due": due, "readers": len(model.readers)})
@@ -104,7 +100,7 @@ def rewrap(by_passphrase: bool, service: str | None) -> None:
 @click.argument("file", type=PlainPath(path_type=Path))
 @store_options
 def export_recovery(file: Path) -> None:
-    """Write a file that opens everything (as --key-file), until the next `rewrap`: for a safe, not this machine."""
+    """Write a file that opens everything (as --key-file) until the root key changes: for a safe, not this machine."""
     from cairn.registry.rotation import export_recovery as export
 
     with open_registry() as registry:

@@ -162,19 +162,13 @@ def rotate_and_tell(registry: "Registry") -> None:
 
 def grant_rows(registry: "Registry", member: "Member | None") -> list[dict[str, Any]]:
     """What was granted to a member; a model whose name cannot be read here goes by its id."""
-    from cairn.core.errors import CairnError
     from cairn.core.ids import ModelId
-    from cairn.registry.models import model_name
+    from cairn.registry.models import name_or_id
     from cairn.store.crypto.components import ComponentClass
 
     rows = []
     for model, grant in member.grants.items() if member else ():
-        name = None
-        if model:
-            try:
-                name = model_name(registry, ModelId(model))
-            except CairnError:
-                name = model.hex()
+        name = name_or_id(registry, ModelId(model)) if model else None
         reads = [ComponentClass(component).name.lower() for component in grant.reads]
         rows.append({"model": name, "read": reads, "write": grant.write})
     return rows

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cairn.cli.newfiles import write_new
 from cairn.cli.opening import Command, PlainPath, store_options
 from cairn.cli.output import note, safe
-from cairn.core.errors import DestinationExists, NotFoundError
+from cairn.core.errors import NotFoundError
 from cairn.core.limits import PLAN_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -47,18 +48,10 @@ def read_plan(target: str, hint: str) -> bytes:
 
 
 def write_plan(made: "msgspec.Struct", output: Path, command: str) -> None:
-    """Write a plan to a new file, and say which command applies it.
-
-    Raises:
-        DestinationExists: the file exists.
-    """
+    """Write a plan to a new file, and say which command applies it; raises as `write_new` does."""
     from cairn.registry.planfiles import encode_plan
 
-    try:
-        with output.open("xb") as file:
-            file.write(encode_plan(made))
-    except FileExistsError:
-        raise DestinationExists(f"{str(output)!r} exists", hint="name another file, or remove it") from None
+    write_new(output, encode_plan(made))
     note(f"next: 'cairn {command} apply {safe(str(output))} --yes' deletes what would go")
 
 

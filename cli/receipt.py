@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cairn.cli.newfiles import write_new
 from cairn.cli.opening import PlainPath, open_registry, store_options
 from cairn.cli.output import count, emit, emit_json, note, safe, size, table, when
-from cairn.core.errors import BadInput, DestinationExists, NotFoundError, StorageError
+from cairn.core.errors import BadInput, NotFoundError
 
 if TYPE_CHECKING:
     from cairn.core.ids import ModelId
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.group()
+@store_options
 def command() -> None:
     """Make and verify receipts of deleted models."""
 
@@ -42,6 +44,7 @@ def create(model: str, output: Path) -> None:
               "owner's id; from a source that you trust, not from who sent the receipt.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code tells.")
+@store_options
 def verify(file: Path, key: str, as_json: bool, quiet: bool) -> None:
     """Check a receipt with nothing but its file and the log's public key; needs no store.
 
@@ -68,7 +71,7 @@ def check_new(output: Path) -> None:
     """Raise unless a receipt can be written there, which is tried."""
     if not output.absolute().parent.is_dir():
         raise BadInput(f"there is no folder {str(output.parent)!r}", hint="make it, or name another file")
-    _write_new(output, b"")
+    write_new(output, b"")
     output.unlink()
 
 
@@ -78,18 +81,8 @@ def write_receipt(registry: "Registry", model: "ModelId", output: Path) -> "Stat
     from cairn.registry.receipts import make_receipt
 
     made = make_receipt(registry, model)
-    _write_new(output, encode_receipt(made))
+    write_new(output, encode_receipt(made))
     return made.statement
-
-
-def _write_new(output: Path, data: bytes) -> None:
-    try:
-        with output.open("xb") as file:
-            file.write(data)
-    except FileExistsError:
-        raise DestinationExists(f"{str(output)!r} exists", hint="name another file, or remove it") from None
-    except OSError as error:
-        raise StorageError(f"{str(output)!r} cannot be written: {error.strerror}", hint="name another file") from None
 
 
 def as_facts(told: "Statement") -> dict[str, Any]:

@@ -25,3 +25,8 @@ def to_destroy(state: State) -> list[ModelId]:
         for one, deleted in state.deleted.items()
         if deleted.shredded_n is not None and deleted.destroyed_n is None
     ]
+
+
+def doomed(registry: Registry) -> list[ModelId]:
+    """Deleted models whose keys an owner's collection destroys now: those that are due, and those that were begun."""
+    return [*due_to_shred(registry), *to_destroy(registry.state)]

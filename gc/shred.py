@@ -72,8 +72,8 @@ def shred_due(registry: Registry, passphrase: Callable[[], str | None]) -> Shred
     """
     for model in due_to_shred(registry):
         _shred(registry, model)
-    doomed = to_destroy(registry.refresh())
-    return _destroy(registry, doomed, passphrase) if doomed else None
+    shredded = to_destroy(registry.refresh())
+    return _destroy(registry, shredded, passphrase) if shredded else None
 
 
 def account(registry: Registry, state: State, models: Iterable[ModelId]) -> Accounts:
@@ -151,7 +151,7 @@ def _changed_by_another(registry: Registry) -> bool:
     return isinstance(root, RootKey) and not is_in_force(root, registry.refresh())
 
 
-def _destroy(registry: Registry, doomed: list[ModelId], passphrase: Callable[[], str | None]) -> Shredded:
+def _destroy(registry: Registry, shredded: list[ModelId], passphrase: Callable[[], str | None]) -> Shredded:
     backend = registry.opened.backend
     # A wrap that another process has stored by now is named by an entry before that of the new root key, or never.
     wraps = [found.name for folder in WRAP_FOLDERS for found in backend.list(folder)]
@@ -171,7 +171,7 @@ def _destroy(registry: Registry, doomed: list[ModelId], passphrase: Callable[[],
     told: list[ModelId] = []
 
     def build(state: State) -> Destroyed:
-        told[:] = [one for one in doomed if one in to_destroy(state)]
+        told[:] = [one for one in shredded if one in to_destroy(state)]
         if not told:
             raise _NothingToDo
         return Destroyed(tuple(told))

@@ -1,5 +1,6 @@
 """Who could read a model, and who did, as far as the log tells."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from cairn.core.ids import ActorId, ModelId
@@ -22,17 +23,20 @@ class Exposure(NamedTuple):
     read: dict[ActorId, int]
 
 
-def exposure_of(registry: Registry, model: ModelId) -> Exposure:
-    """Look through the whole log."""
-    state = registry.state
-    held = state.kept_model(model) or state.live_model(model)
-    members = {
-        ActorId(actor): [ComponentClass(one).name.lower() for one in sorted(readable(state.members[actor], model))]
-        for actor in held.readers
-    }
-    read: dict[ActorId, int] = {}
-    for line in Trail(LogView.of(registry.opened), Wanted(model, ("reads",))).lines:
+def exposures_of(registry: Registry, models: Collection[ModelId]) -> dict[ModelId, Exposure]:
+    """Look through the whole log, once for all of some models."""
+    state, owners = registry.state, [ActorId(one) for one in registry.state.owners if one != registry.state.recovery]
+    found = {}
+    for model in models:
+        held = state.kept_model(model) or state.live_model(model)
+        members = {
+            ActorId(actor): [ComponentClass(one).name.lower() for one in sorted(readable(state.members[actor], model))]
+            for actor in held.readers
+        }
+        found[model] = Exposure(owners, members, {})
+    for line in Trail(LogView.of(registry.opened), Wanted(None, ("reads",))).lines:
         for one in line.reads:
-            read[ActorId(one.actor)] = read.get(ActorId(one.actor), 0) + 1
-    owners = [ActorId(one) for one in state.owners if one != state.recovery]
-    return Exposure(owners, members, read)
+            exposure = found.get(ModelId(one.model))
+            if exposure is not None:
+                exposure.read[ActorId(one.actor)] = exposure.read.get(ActorId(one.actor), 0) + 1
+    return found

@@ -3,7 +3,7 @@
 import msgspec
 
 from cairn.core.errors import CairnError, NotFoundError, UsageError
-from cairn.core.ids import RANDOM_ID_BYTES, CheckpointId, ModelId, short
+from cairn.core.ids import ID_PREFIX_HEX_MIN, RANDOM_ID_BYTES, CheckpointId, ModelId, short
 from cairn.core.limits import HOLD_REASON_BYTES_MAX
 from cairn.registry.entries_deletion import HoldLift, HoldSet
 from cairn.registry.registry import Registry
@@ -66,7 +66,7 @@ def find_hold(registry: Registry, digits: str) -> bytes:
         NotFoundError, UsageError: none does, or several.
     """
     found = [one.id for one in list_holds(registry) if one.id.hex().startswith(digits.lower())]
-    if len(found) > 1 or len(digits) < 4:
+    if len(found) > 1 or len(digits) < ID_PREFIX_HEX_MIN:
         raise UsageError(f"{digits[:80]!r} does not say which hold is meant", hint="write more digits of its id")
     if not found:
         raise NotFoundError(f"there is no hold {digits[:80]}", hint="'cairn hold list' lists them")

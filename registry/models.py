@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from cairn.core.canonical import decode, encode
-from cairn.core.errors import NotAllowed, NotFoundError, RefMoved
+from cairn.core.errors import CairnError, NotAllowed, NotFoundError, RefMoved
 from cairn.core.ids import CheckpointId, ModelId, short
 from cairn.registry.entries import RefDelete, RefMove
 from cairn.registry.gonemodels import gone_model_error
@@ -130,6 +130,14 @@ def model_name(registry: Registry, model: ModelId) -> str:
     state = registry.state
     sealed = (state.kept_model(model) or state.live_model(model)).sealed_name
     return registry.model_keys(model).open_name(sealed, f"name of model {model.hex()}")
+
+
+def name_or_id(registry: Registry, model: ModelId) -> str:
+    """The name of a model; its id in hexadecimal where that cannot be read."""
+    try:
+        return model_name(registry, model)
+    except CairnError:
+        return model.hex()
 
 
 def list_refs(registry: Registry, model: ModelId) -> list[NamedRef]:

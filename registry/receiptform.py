@@ -94,14 +94,15 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         signer, made_at_ns: who made the receipt, and when.
         length, root: head of the log that it goes by.
         deleted, shredded, destroyed: the entries that did it; the last is None as long as keys may be there.
-        cause: why, as the `deleted` entry says.
-        root_key: the entry of the new root key, which the old one's destruction came after; None as `destroyed` is.
+        cause: why it was deleted, in the words of the entry.
+        root_key: the entry of the new root key, between the shred and the destruction.
         checkpoints: how many there were.
         alone: what nothing else needed.
         shared: what stays, and for which models.
         packs: that held what nothing else needed, by numbers; `packs_left`, those that are not deleted yet.
         objects: keys of bodies, roots, lists and envelopes, in hexadecimal digits; `objects_left` likewise.
         readers: recorded reads and those who could.
+        confirmed, open: what could still open it or kept its bytes: what is confirmed to be gone, and what is not.
         inaccessible_since_ns: no key of this store opens it since; None: not yet.
         irrecoverable_since_ns: all of `open` is closed since; None: not yet.
     """

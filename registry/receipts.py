@@ -280,7 +280,7 @@ def _readers(trail: _Trail) -> Iterator[Reader]:
 def _elsewhere(registry: Registry, deleted: DeletedModel, told: Statement) -> Iterator[Open]:
     """What this store's log cannot speak for."""
     members = {f"{HOLDER}{reader.actor}" for reader in told.readers if reader.as_ == MEMBER}
-    generations = f"of generation {deleted.generation}" if not deleted.generation else f"up to {deleted.generation}"
+    generations = f"up to generation {deleted.generation}" if deleted.generation else "of generation 0"
     why = {
         ROOT_COPIES: f"copies of key files, recovery files and passphrases {generations}",
         STORAGE: "versions and backups of its objects that the storage keeps",

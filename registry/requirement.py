@@ -52,7 +52,8 @@ def check_signed(
     if not trusted:
         raise RefusedError(
             f"{selector!r} has to be signed, and nobody's signature counts for model {name!r} by {trust.source}",
-            hint="ask whoever signs for the line of 'cairn identity', then: cairn trust add LINE",
+            hint="ask whoever signs for the line of 'cairn identity', then: cairn trust add LINE (before a clone, with "
+            "--store URL)",
         )
     stores = [one for one in (registry, local) if one is not None and _has(one, model, checkpoint)]
     found = [one for store in stores for one in attestations(store, model, checkpoint)]

@@ -6,8 +6,8 @@ before it was folded is the same; one without a stamp, or with another, is read 
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import takewhile
 
@@ -28,6 +28,8 @@ from cairn.store.cache import Cache
 # Entries that are noted together: few enough that one more costs little to write, many enough that all are few reads.
 _SPAN_ENTRIES = 256
 _UNKNOWN = b""
+# An entry and its leaf hash, as `SeenLog._read` returns them.
+_Again = tuple[bytes, bytes] | None
 # Folders that are listed whatever it takes: the newest, and one before it.
 _FOLDERS_MIN = 2
 
@@ -151,24 +153,21 @@ class SeenLog:
         clock, begun = self._opened.clock, self._opened.clock.monotonic()
         at = self._anywhere(len(positions))
         positions = [*positions[at:], *positions[:at]]
-        for first in range(0, len(positions), ENTRY_READS_AT_ONCE):
-            if first and clock.monotonic() - begun > LOG_LOOK_SECONDS:
-                return
-            some = positions[first : first + ENTRY_READS_AT_ONCE]
-            for n, read in zip(some, self._read_together(some), strict=True):
-                if read is not None:
-                    yield n, *read
+        with ExitStack() as stack:
+            read_all: Callable[[Callable[[int], _Again], Sequence[int]], Iterator[_Again]] = map
+            if positions and waits(self._opened.backend):
+                from concurrent.futures import ThreadPoolExecutor  # 20 ms that a local store saves
 
-    def _read_together(self, positions: Sequence[int]) -> Iterable[tuple[bytes, bytes] | None]:
-        """What `_read` tells of each."""
-        if not waits(self._opened.backend):
-            return map(self._read, positions)
-        from concurrent.futures import ThreadPoolExecutor  # 20 ms that a local store saves
+                read_all = stack.enter_context(ThreadPoolExecutor(ENTRY_READS_AT_ONCE)).map
+            for first in range(0, len(positions), ENTRY_READS_AT_ONCE):
+                if first and clock.monotonic() - begun > LOG_LOOK_SECONDS:
+                    return
+                some = positions[first : first + ENTRY_READS_AT_ONCE]
+                for n, read in zip(some, read_all(self._read, some), strict=True):
+                    if read is not None:
+                        yield n, *read
 
-        with ThreadPoolExecutor(ENTRY_READS_AT_ONCE) as pool:
-            return list(pool.map(self._read, positions))
-
-    def _read(self, n: int) -> tuple[bytes, bytes] | None:
+    def _read(self, n: int) -> _Again:
         """An entry and its leaf hash; no bytes if it is gone, None if storage does not give it out."""
         try:
             return or_else(None, partial(read_entry, self._opened, n))

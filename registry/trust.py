@@ -9,13 +9,10 @@ from pathlib import Path
 import msgspec
 
 from cairn.core.errors import ConflictError, IntegrityError, NotFoundError, UsageError
-from cairn.core.ids import ActorId
+from cairn.core.ids import ID_PREFIX_HEX_MIN, ActorId, short
 from cairn.registry.localfiles import replace_file
 from cairn.registry.opened import OpenStore
 from cairn.store.crypto.signing import PublicIdentity
-
-# Of an actor id, to name a signer by.
-_DIGITS_MIN = 4
 
 
 class Signer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -108,7 +105,7 @@ def trust(opened: OpenStore, signer: Signer) -> None:
     known = noted_trust(opened).signers
     if any(one.actor == signer.actor for one in known):
         raise ConflictError(
-            f"{signer.actor.hex()[:12]} is trusted already", hint="to change for which models, remove it first"
+            f"{short(signer.actor)} is trusted already", hint="to change for which models, remove it first"
         )
     _save(opened, (*known, signer))
 
@@ -120,9 +117,10 @@ def distrust(opened: OpenStore, text: str) -> Signer:
         NotFoundError: there is none, or several are meant.
     """
     known = noted_trust(opened).signers
+    digits = text.lower() if len(text) >= ID_PREFIX_HEX_MIN else None
     meant = [
         one for one in known
-        if text in (one.identity, one.name) or (len(text) >= _DIGITS_MIN and one.actor.hex().startswith(text))
+        if text and (text in (one.identity, one.name) or (digits and one.actor.hex().startswith(digits)))
     ]  # fmt: skip
     if len(meant) != 1:
         what = "several signers" if meant else "no signer"

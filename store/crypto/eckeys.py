@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -42,11 +43,13 @@ class EcKey:
         except OSError as error:
             raise NotAllowed(f"{path} cannot be read: {error.strerror}", hint=_HINT) from None
         try:
-            key: object = serialization.load_pem_private_key(pem, None)
+            key: object | None = serialization.load_pem_private_key(pem, None)
         except TypeError:
             key = _unlocked(pem, path, ask)
         except ValueError:
             raise BadInput(f"{path} is no private key in PEM", hint=_HINT) from None
+        except UnsupportedAlgorithm:
+            key = None
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name not in _HASHES:
             raise BadInput(f"{path} holds a key of another kind than P-256, P-384 or P-521", hint=_HINT)
         return EcKey(key)
@@ -69,11 +72,13 @@ class EcKey:
         return "EcKey(<secret>)"
 
 
-def _unlocked(pem: bytes, path: Path, ask: Callable[[], str | None] | None) -> object:
+def _unlocked(pem: bytes, path: Path, ask: Callable[[], str | None] | None) -> object | None:
     passphrase = ask() if ask is not None else None
     if not passphrase:
         raise NotAllowed(f"{path} has a passphrase", hint="run where it can be asked for")
     try:
         return serialization.load_pem_private_key(pem, passphrase.encode())
+    except UnsupportedAlgorithm:
+        return None
     except ValueError:
         raise NotAllowed(f"{path} does not open with this passphrase", hint="repeat the command") from None

@@ -11,7 +11,6 @@ from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hpke
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from cairn.core.clock import Entropy
 from cairn.core.errors import IntegrityError, UsageError
@@ -40,13 +39,15 @@ class PublicIdentity(NamedTuple):
         match = _LINE.fullmatch(line.strip())
         actor, agreement, signature = map(bytes.fromhex, match.groups()) if match else (b"", b"", b"")
         if not verify_signature(ActorId(actor), signature, _SIGNED + agreement):
-            raise UsageError(
-                f"{line[:24]!r}... is not the line of an identity", hint="take what 'cairn identity' prints, whole"
-            )
+            shown = f"{line[:24]!r}..." if len(line) > 24 else repr(line)
+            raise UsageError(f"{shown} is not the line of an identity", hint="take what 'cairn identity' prints, whole")
         return PublicIdentity(ActorId(actor), agreement)
 
     def pem(self) -> str:
         """The signing half as other tools read it."""
+        # Slow to import, and needed here alone.
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
         key = Ed25519PublicKey.from_public_bytes(self.actor)
         return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 

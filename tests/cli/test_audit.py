@@ -129,7 +129,8 @@ def test_a_log_in_order_is_intact(told: Shell) -> None:
 
 def manipulate(shell: Shell, how: str) -> None:
     if how == "altered":
-        rewrite(entry(shell, 2), entry(shell, 2).read_bytes()[:-1] + b"\x99")
+        whole = entry(shell, 2).read_bytes()
+        rewrite(entry(shell, 2), whole[:-1] + bytes([whole[-1] ^ 1]))
     elif how == "removed":
         entry(shell, 2).unlink()
     elif how == "reordered":

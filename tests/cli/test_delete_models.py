@@ -139,10 +139,7 @@ def test_taint_and_tenant(models: Shell) -> None:
     assert "name a folder" in models("delete", "apply", "--tenant", "--yes", "--receipt", "r.json", code=2)
     models("delete", "apply", "--tenant", "--yes", "--receipt", str(models.folder / "receipts"))
     assert names(models) == [] and len(list((models.folder / "receipts").iterdir())) == 2
-    assert (
-        "no model goes as a whole" in models("delete", "apply", "a@step:1", "--yes", "--receipt", "r.json", code=5)
-        or True
-    )
+    assert "was deleted at" in models("delete", "apply", "a@step:1", "--yes", "--receipt", "r.json", code=5)
 
 
 def test_holds(models: Shell) -> None:
@@ -209,7 +206,7 @@ def test_a_receipt_that_is_not_written_in_the_end_can_be_made_later(
         output.write_bytes(data)
 
     with monkeypatch.context() as patched:
-        patched.setattr(receipt, "_write_new", full)
+        patched.setattr(receipt, "write_new", full)
         told = models("delete", "apply", "a", "--receipt", str(models.folder / "r.json"), "--yes", code=1)
     identifier = models.json("delete", "status")[0]["model_id"]
     assert f"'cairn receipt create {identifier} -o FILE' writes a receipt" in told

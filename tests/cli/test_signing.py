@@ -145,8 +145,11 @@ def test_who_is_trusted_is_this_users_word(travelled: Shell, identity: str) -> N
     assert shell.json("--store", "there", "trust", "list") == shell.json("trust", "list")
     assert "is trusted already" in shell("trust", "add", identity, code=CONFLICT)
     assert "no signer" in shell("trust", "remove", digits[:3], code=NOT_FOUND)
-    shell("trust", "remove", digits[:8])
+    shell("trust", "remove", digits[:8].upper())
     assert shell.json("trust", "list") == []
+    shell("trust", "add", identity)
+    assert "no signer" in shell("trust", "remove", "", code=NOT_FOUND), "an unset variable names nobody"
+    shell("trust", "remove", identity)
     for name in ("release", identity):
         shell("trust", "add", identity, "--name", "release")
         shell("trust", "remove", name)

@@ -90,7 +90,7 @@ def test_a_damaged_log_needs_a_hand(site: Site, commit: Callable[[int], object])
     name = site.log()[1]
     data = site.backend.read(name)
     site.backend.delete(name)
-    site.backend.create(name, [data[:-1] + b"\0"])
+    site.backend.create(name, [data[:-1] + bytes([data[-1] ^ 1])])
     registry = site.registry(cold=True)
     assert about(registry, "log")[0].level == about(registry, "writing")[0].level == ACT
 

@@ -176,7 +176,7 @@ def test_a_lost_wrap_of_a_model_is_gone_and_a_damaged_one_damage(site: Site, tmp
         other.model: registry.state.models[other.model].wrap,
     }
     whole = site.backend.read(wraps[result.model])
-    replaced(site, wraps[result.model], whole[:-1] + b"x")
+    replaced(site, wraps[result.model], whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(IntegrityError, match="damaged"):
         site.registry().model_keys(result.model)
     replaced(site, wraps[result.model], site.backend.read(wraps[other.model]))

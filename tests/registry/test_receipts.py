@@ -256,7 +256,8 @@ def test_a_receipt_that_was_changed_is_refused(deleted: Deleted, part: str) -> N
     elif part == "head":
         fields["head"] = fields["head"].replace("\n", "\n1", 1)
     elif part == "entry":
-        first["stored"] = b64encode(b64decode(first["stored"])[:-1] + b"\0").decode()
+        stored = b64decode(first["stored"])
+        first["stored"] = b64encode(stored[:-1] + bytes([stored[-1] ^ 1])).decode()
     elif part == "key":
         first["key"] = "00" * 32
     elif part == "path":

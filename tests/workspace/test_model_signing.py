@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import Any
 
@@ -188,10 +188,20 @@ def test_a_destination_that_is_taken_and_a_damaged_checkpoint(site: Site, key: E
     assert not (tmp_path / "new").exists()
 
 
+def of_unknown_curve(path: Path) -> Path:
+    """Let a key of P-256 say that it is one of prime239v2, which the library does not know."""
+    head, *body, end = path.read_text().splitlines()
+    der = b64decode("".join(body)).replace(bytes.fromhex("2a8648ce3d030107"), bytes.fromhex("2a8648ce3d030105"))
+    path.write_text("\n".join([head, b64encode(der).decode(), end]))
+    return path
+
+
 def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
     for key in (ed25519.Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256K1())):
         with pytest.raises(BadInput, match="P-256, P-384 or P-521"):
             EcKey.read(key_file(tmp_path, key))
+    with pytest.raises(BadInput, match="P-256, P-384 or P-521"):
+        EcKey.read(of_unknown_curve(key_file(tmp_path)))
     (tmp_path / "key.pem").write_text("nonsense")
     with pytest.raises(BadInput, match="no private key"):
         EcKey.read(tmp_path / "key.pem")

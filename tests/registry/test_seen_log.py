@@ -149,6 +149,12 @@ def test_an_entry_far_ahead_is_told_and_not_believed(grown: Site) -> None:
     assert grown.registry().append(lambda state: Abort()) == LENGTH, "no such head was remembered"
 
 
+def test_foreign_names_do_not_keep_a_damaged_store_from_opening(grown: Site) -> None:
+    damaged(grown, 20)
+    grown.backend.create("objects/readme.txt", [b"-"])
+    assert grown.registry(cold=True).state.damaged_from == 20
+
+
 def test_a_client_that_never_saw_the_store_is_told_of_a_hole(grown: Site) -> None:
     forget(grown)
     grown.backend.delete(entry_name(20))

@@ -149,7 +149,7 @@ def check_current(registry: Registry, plan: ModelsPlan) -> None:
     """
     made = plan_models(registry, plan.target or None, plan.taint)
     if (made.parts, made.stays) != (plan.parts, plan.stays):
-        raise _void(plan, ())
+        raise _void(plan)
 
 
 def apply_models(registry: Registry, plan: ModelsPlan, grace_seconds: float = 0.0) -> None:
@@ -159,8 +159,9 @@ def apply_models(registry: Registry, plan: ModelsPlan, grace_seconds: float = 0.
         grace_seconds: as of `deletion.tombstone`.
 
     Raises:
-        PlanVoid: something changed; the message says what was deleted.
-        RefusedError: a hold keeps some of it, or another owner has to approve; nothing was changed.
+        PlanVoid: something changed; the message says what was deleted, and which refs were moved or removed.
+        RefusedError: another owner has to approve; nothing was changed. Or a hold keeps some of it: one that came
+            meanwhile is told with what was done before it.
         NotAllowed: this user is no owner.
     """
     check_grace(grace_seconds)
@@ -174,20 +175,21 @@ def apply_models(registry: Registry, plan: ModelsPlan, grace_seconds: float = 0.
     for part in plan.parts:
         _check_free(registry, part)
     known = {part.model: set(registry.state.models[bytes.fromhex(part.model)].checkpoints) for part in plan.parts}
-    done: list[ModelPart] = []
+    done, moved = list[ModelPart](), list[str]()
     for part in plan.parts:
         model = ModelId(bytes.fromhex(part.model))
-        check = _Check(plan, part, known[part.model], done)
+        check = _Check(plan, part, known[part.model], done, moved)
         try:
             if part.whole:
                 delete_model(registry, model, CAUSE, grace_seconds, digest, descendants, check)
             else:
-                _delete_part(registry, model, part)
+                _take_refs_off(registry, model, part, moved)
                 removed = _ids(part)
                 tombstone(registry, model, removed, CAUSE, grace_seconds, check, digest, descendants)
         except RefusedError as error:
-            raise RefusedError(f"{error.message}; {_told(done)}", hint=error.hint) from None
+            raise RefusedError(f"{error.message}; {_told(done, moved)}", hint=error.hint) from None
         done.append(part)
+        moved.clear()
 
 
 def decode_plan(data: bytes) -> ModelsPlan:
@@ -254,8 +256,8 @@ def _check_free(registry: Registry, part: ModelPart) -> None:
             check_free(registry, model, one)
 
 
-def _delete_part(registry: Registry, model: ModelId, part: ModelPart) -> None:
-    """Take the refs of a part off what goes."""
+def _take_refs_off(registry: Registry, model: ModelId, part: ModelPart, moved: list[str]) -> None:
+    """Take the refs of a part off what goes; adds their names to `moved`."""
     for ref in part.refs:
         expected = ref_value(registry, model, ref.name)
         if expected not in _ids(part):
@@ -264,30 +266,35 @@ def _delete_part(registry: Registry, model: ModelId, part: ModelPart) -> None:
             delete_ref(registry, model, ref.name, ref.kind)
         else:
             move_ref(registry, model, ref.name, ref.kind, expected, CheckpointId(bytes.fromhex(ref.to)))
+        moved.append(f"{part.name}@{ref.name}")
 
 
 class _Check:
     """Raises unless a model is as the plan saw it; one of which something stays may have other refs by now."""
 
-    def __init__(self, plan: ModelsPlan, part: ModelPart, known: set[bytes], done: Sequence[ModelPart]) -> None:
-        self._plan, self._part, self._known, self._done = plan, part, known, done
+    def __init__(
+        self, plan: ModelsPlan, part: ModelPart, known: set[bytes], done: Sequence[ModelPart], moved: Sequence[str]
+    ) -> None:
+        self._plan, self._part, self._known, self._done, self._moved = plan, part, known, done, moved
 
     def __call__(self, state: State) -> None:
         model = state.live_model(bytes.fromhex(self._part.model))
         same = fingerprint(model) == self._part.seen if self._part.whole else set(model.checkpoints) == self._known
         if not same:
-            raise _void(self._plan, self._done)
+            raise _void(self._plan, self._done, self._moved)
 
 
-def _void(plan: ModelsPlan, done: Sequence[ModelPart]) -> PlanVoid:
+def _void(plan: ModelsPlan, done: Sequence[ModelPart] = (), moved: Sequence[str] = ()) -> PlanVoid:
     what = f"{plan.target!r}" if plan.target else "all models"
     options = ("--tenant" if not plan.target else plan.target) + (" --taint" if plan.taint else "")
     return PlanVoid(
-        f"the plan for {what} of log position {plan.length} is void: what it speaks of has changed; {_told(done)}",
+        f"the plan for {what} of log position {plan.length} is void: what it speaks of has changed; "
+        + _told(done, moved),
         hint=f"plan again: 'cairn delete plan {options}'",
     )
 
 
-def _told(done: Sequence[ModelPart]) -> str:
+def _told(done: Sequence[ModelPart], moved: Sequence[str]) -> str:
     names = ", ".join(repr(part.name) for part in done)
-    return f"of {names} it was carried out, of the others nothing was deleted" if done else "nothing was deleted"
+    text = f"of {names} it was carried out, of the others nothing was deleted" if done else "nothing was deleted"
+    return text + (f", and refs were moved back or removed: {', '.join(map(repr, moved))}" if moved else "")

@@ -149,6 +149,18 @@ def test_a_hold_that_comes_meanwhile_is_told_with_what_was_done(family: Family) 
     assert family.there() == {**ALL, "apart": [1]}
 
 
+def test_refs_that_were_moved_before_a_hold_came_are_told(family: Family) -> None:
+    plan, holder = family.plan("base@step:3", taint=True), family.site.registry()
+    model, checkpoint = tip(holder, "base")
+    clock = Rival(act=lambda: add_hold(holder, model, checkpoint, "case 9"))
+    late = family.site.registry(
+        FaultyBackend(family.site.backend, [Delay(op="create", name="log/*", call=2, seconds=0, clock=clock)])
+    )
+    with pytest.raises(RefusedError, match=r"stays: hold .*; nothing was deleted, and refs were .*: 'base@main'"):
+        apply_models(late, plan)
+    assert family.there() == {**ALL, "base": [2, 1]}
+
+
 def test_a_branch_with_nothing_left_is_removed(family: Family) -> None:
     family.commit("apart", 3, "base@step:1", "fork")
     registry = family.registry

@@ -185,6 +185,25 @@ class Derivations:
                 return True
         return False
 
+    def outlived(self) -> set[CheckpointId]:
+        """All checkpoints of which, each by itself, `may_outlive` holds; found in one walk from below."""
+        if self.unreadable:
+            return set(self._accounts.places)
+        above: dict[CheckpointId, list[Link]] = {}
+        for links in self._below.values():
+            for link in links:
+                above.setdefault(link.child, []).append(link)
+        pending = [(one, False) for one, (_, held) in self._accounts.places.items() if _restorable(held) is not None]
+        seen = set(pending)
+        while pending:
+            one, other = pending.pop()
+            for link in above.get(one, ()):
+                step = link.parent, other or self._crosses(link)
+                if step not in seen:
+                    seen.add(step)
+                    pending.append(step)
+        return {one for one, other in seen if other}
+
     def _links_from(self, starts: Iterable[CheckpointId]) -> Iterator[tuple[Link, bool]]:
         """Links below some checkpoints, and whether what they lead to is another thing than those."""
         seen = {(one, False) for one in starts}
@@ -192,11 +211,15 @@ class Derivations:
         while pending:
             one, other = pending.pop()
             for link in self._below.get(one, ()):
-                crossed = other or link.relation != CONTINUE or self._model_of(link.child) != self._model_of(one)
+                crossed = other or self._crosses(link)
                 yield link, crossed
                 if (link.child, crossed) not in seen:
                     seen.add((link.child, crossed))
                     pending.append((link.child, crossed))
+
+    def _crosses(self, link: Link) -> bool:
+        """Whether it leads to another thing: into another model, or by a declared relation."""
+        return link.relation != CONTINUE or self._model_of(link.child) != self._model_of(link.parent)
 
     def _model_of(self, checkpoint: CheckpointId) -> ModelId | None:
         place = self._accounts.places.get(checkpoint)

@@ -92,9 +92,9 @@ def plan_retention(
         reasons = _reasons(lines, kept, rules, now)
     if not all(reasons) and delete_approval(state) is not DeleteApproval.OFF:
         # No rule stands in for the second owner whom the store's policy asks for.
-        derivations = Derivations(registry)
+        outlived = Derivations(registry).outlived()
         for line, why in zip(lines, reasons, strict=True):
-            if not why and derivations.may_outlive([line.id]):
+            if not why and line.id in outlived:
                 kept.setdefault(line.id, []).append("others were made from it")
         reasons = _reasons(lines, kept, rules, now)
     verdicts = [

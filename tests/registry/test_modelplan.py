@@ -14,7 +14,7 @@ from cairn.registry.deleting import apply_deletion, plan_deletion
 from cairn.registry.fold import TAG
 from cairn.registry.fold_policy import DELETE_APPROVAL
 from cairn.registry.holding import add_hold, find_hold, lift_hold, list_holds
-from cairn.registry.lineage import DeclaredParent
+from cairn.registry.lineage import DeclaredParent, Derivations
 from cairn.registry.modeldeletion import approve, deleted_models, find_deleted, find_restorable, restore_model
 from cairn.registry.modelplan import Derived, ModelsPlan, apply_models, decode_plan, plan_models
 from cairn.registry.models import find_model, history, list_refs, move_ref, ref_value
@@ -315,6 +315,18 @@ def test_nobody_alone_deletes_what_others_were_made_from_and_brings_these_back(f
     if way == "one by one":
         shred_due(family.registry, lambda: None)
         apply_models(family.registry, family.plan("base"))
+
+
+def test_what_may_outlive_a_checkpoint_is_found_for_all_at_once(family: Family) -> None:
+    for name in ("", "apart", "tuned"):
+        if name:
+            apply_models(family.registry, family.plan(name))
+        every = [
+            CheckpointId(one) for model in family.registry.state.kept_models().values() for one in model.checkpoints
+        ]
+        derivations = Derivations(family.registry)
+        found = {one for one in every if derivations.may_outlive([one])}
+        assert derivations.outlived() == found and 0 < len(found) < len(every)
 
 
 def test_taint_goes_through_what_is_deleted(family: Family) -> None:

@@ -22,7 +22,7 @@ demo: $(READY) ## show what Cairn does, on a small store of its own
 	$(BIN)/python examples/demo_training.py
 
 test: $(READY) ## run all tests; WORKERS=0 in one process
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-s3: $(READY) ## repeat the tests of S3 on another server; S3_SERVER=SCRIPT starts, names and ends it
 	@test -x "$(S3_SERVER)" || { echo "set S3_SERVER to a script with start DIR, env DIR and purge DIR" >&2; exit 2; }

@@ -93,10 +93,10 @@ def _in_file(target: str) -> "DeletionPlan | ModelsPlan":
 def read_any_plan(path: str) -> "DeletionPlan | ModelsPlan":
     """The plan in a file, of one model's checkpoints or of whole models."""
     from cairn.registry import deleting, modelplan
-    from cairn.registry.planfiles import form_of
+    from cairn.registry.planfiles import format_of_plan
 
     data = read_plan(path, "'cairn delete plan ... -o FILE' makes one")
-    return modelplan.decode_plan(data) if form_of(data) == modelplan.FORMAT else deleting.decode_plan(data)
+    return modelplan.decode_plan(data) if format_of_plan(data) == modelplan.FORMAT else deleting.decode_plan(data)
 
 
 def show_any(

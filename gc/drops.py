@@ -5,15 +5,10 @@ from contextlib import suppress
 
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.registry.entries_deletion import Drop
-from cairn.registry.fold_deletion import is_held
-from cairn.registry.registry import Registry
+from cairn.registry.registry import NothingToDo, Registry
 from cairn.registry.state import State
 
 Deleted = tuple[ModelId, CheckpointId]
-
-
-class _NothingToDo(Exception):
-    """Another collector has done it, or they were restored."""
 
 
 def due_to_drop(registry: Registry) -> list[Deleted]:
@@ -41,10 +36,10 @@ def _drop_of(registry: Registry, model: ModelId, chosen: list[CheckpointId]) -> 
         due = _due(state, model, registry.opened.clock.wall_ns())
         dropped[:] = [one for one in chosen if one in due]
         if not dropped:
-            raise _NothingToDo
+            raise NothingToDo
         return Drop(model, tuple(dropped))
 
-    with suppress(_NothingToDo):
+    with suppress(NothingToDo):
         registry.append(build)
     return dropped
 
@@ -53,4 +48,4 @@ def _due(state: State, model: bytes, now: int) -> list[bytes]:
     held = state.models.get(model)
     gone = held.gone.items() if held is not None else ()
     due = [one for one, deleted in gone if deleted.checkpoint is not None and deleted.due_at <= now]
-    return [one for one in due if held is not None and not is_held(held, one)]
+    return [one for one in due if held is not None and not held.held_by(one)]

@@ -7,7 +7,6 @@ import msgspec
 
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.registry.fold import BRANCH
-from cairn.registry.fold_deletion import is_held
 from cairn.registry.state import Checkpoint, Model, State, name_of_key, named_keys
 
 
@@ -32,7 +31,7 @@ def live_checkpoints(state: State) -> list[Root]:
 
 def _root(model: bytes, held: Model, checkpoint: bytes, committed: Checkpoint) -> Root:
     """A root. The list of what is held counts, whatever an operator had given up before."""
-    if committed.quarantined and is_held(held, checkpoint):
+    if committed.quarantined and held.held_by(checkpoint):
         committed = msgspec.structs.replace(committed, quarantined=False)
     return Root(ModelId(model), CheckpointId(checkpoint), committed)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
+from msgspec.structs import replace
 
 from cairn.core.errors import IntegrityError, NotAllowed, Overtaken, TryAgain
 from cairn.core.ids import ModelId
@@ -21,7 +22,7 @@ from cairn.registry.entries_deletion import Content, Destroyed, Shared, Shred
 from cairn.registry.members import named_wraps
 from cairn.registry.modelkeys import WRAP_FOLDERS
 from cairn.registry.numbers import ranges
-from cairn.registry.registry import Registry
+from cairn.registry.registry import NothingToDo, Registry
 from cairn.registry.rootkeys import is_in_force
 from cairn.registry.rotation import rotate_root
 from cairn.registry.state import State
@@ -47,10 +48,6 @@ class Shredded:
 
     models: tuple[ModelId, ...]
     key_file: Path | None
-
-
-class _NothingToDo(Exception):
-    """It was restored, held or shredded meanwhile."""
 
 
 class _Stale(Exception):
@@ -93,9 +90,7 @@ def account(registry: Registry, state: State, models: Iterable[ModelId]) -> Acco
         if len(both):
             shared.append((model, both))
     # Of what is condemned, too, nothing may come back.
-    everything = state.copy()
-    everything.condemned = {}
-    stored = stored_in(registry.opened, everything)
+    stored = stored_in(registry.opened, replace(state, condemned={}))
     alone = has(mine, stored.words) & ~has(others, stored.words)
     return Accounts(
         sum(root.model in chosen for root in roots),
@@ -132,7 +127,7 @@ def _shred(registry: Registry, model: ModelId) -> None:
 
         def build(state: State, entry: Shred = entry) -> Shred:
             if not is_due(state, entry.model, registry.opened.clock.wall_ns()):
-                raise _NothingToDo
+                raise NothingToDo
             if state.live_n >= entry.marked:
                 raise _Stale
             return entry
@@ -141,7 +136,7 @@ def _shred(registry: Registry, model: ModelId) -> None:
             registry.append(build)
         except _Stale:
             continue
-        except _NothingToDo:
+        except NothingToDo:
             pass
         return
 
@@ -173,9 +168,9 @@ def _destroy(registry: Registry, shredded: list[ModelId], passphrase: Callable[[
     def build(state: State) -> Destroyed:
         told[:] = [one for one in shredded if one in to_destroy(state)]
         if not told:
-            raise _NothingToDo
+            raise NothingToDo
         return Destroyed(tuple(told))
 
-    with suppress(_NothingToDo):
+    with suppress(NothingToDo):
         registry.append(build)
     return Shredded(tuple(told), key_file)

@@ -15,12 +15,8 @@ from cairn.registry.entries_deletion import Restore, Tombstone
 from cairn.registry.gone import gone_error
 from cairn.registry.holding import told
 from cairn.registry.models import list_refs, model_name
-from cairn.registry.registry import Registry
+from cairn.registry.registry import NothingToDo, Registry
 from cairn.registry.state import State
-
-
-class _NothingToDo(Exception):
-    """Another writer has done it meanwhile."""
 
 
 def check_grace(seconds: float) -> None:
@@ -82,10 +78,10 @@ def restore(registry: Registry, model: ModelId, checkpoints: Sequence[Checkpoint
             if held.gone[checkpoint].checkpoint is None:
                 raise gone_error(registry, model, checkpoint)
         if not restored:
-            raise _NothingToDo
+            raise NothingToDo
         return Restore(model, tuple(restored))
 
-    with suppress(_NothingToDo):
+    with suppress(NothingToDo):
         registry.append(build)
     return restored
 

@@ -10,21 +10,10 @@ from cairn.core.canonical import decode
 from cairn.core.clock import Entropy
 from cairn.core.errors import IntegrityError
 from cairn.core.ids import OBJECT_RANDOM_BYTES, RANDOM_ID_BYTES, SessionId, StoreId, object_name
+from cairn.registry import entries_deletion as deletion
 from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Policy, Reads
-from cairn.registry.entries_deletion import (
-    Approve,
-    Confirm,
-    Destroyed,
-    Drop,
-    HoldLift,
-    HoldSet,
-    ModelDelete,
-    ModelRestore,
-    Restore,
-    Shred,
-    Tombstone,
-)
+from cairn.registry.entries_deletion import DeletionPayload, Drop, Restore, Tombstone
 from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
 from cairn.registry.numbers import Ranges
 from cairn.registry.signedrecord import open_record, sign_record
@@ -277,7 +266,7 @@ class Abort(msgspec.Struct, frozen=True):
 Payload = (
     Init | ModelCreate | RunOpen | Commit | Supply | RefMove | RefDelete | Condemn | Floor | Swept | Uncondemn | Attest
     | MergeIndex | Tombstone | Restore | Drop | Verified | Quarantine | Policy | Reads | Abort | MemberSet | GrantSet
-    | KeyRotate | RootRotate | ModelDelete | ModelRestore | Shred | Destroyed | Confirm | HoldSet | HoldLift | Approve
+    | KeyRotate | RootRotate | DeletionPayload
     | PersonSet
 )  # fmt: skip
 PAYLOADS: dict[str, type[Payload]] = {
@@ -305,16 +294,9 @@ PAYLOADS: dict[str, type[Payload]] = {
     "grant": GrantSet,
     "key.rotate": KeyRotate,
     "root.rotate": RootRotate,
-    "model.delete": ModelDelete,
-    "model.restore": ModelRestore,
-    "shred": Shred,
-    "destroyed": Destroyed,
-    "confirm": Confirm,
-    "hold": HoldSet,
-    "hold.lift": HoldLift,
-    "approve": Approve,
     "person": PersonSet,
     "attest": Attest,
+    **deletion.PAYLOADS,
 }
 TYPES = {kind: name for name, kind in PAYLOADS.items()}
 

@@ -133,3 +133,16 @@ class Approve(msgspec.Struct, frozen=True):
     """An owner's consent to a plan of deletion, by BLAKE3 of the plan."""
 
     plan: bytes
+
+
+DeletionPayload = ModelDelete | ModelRestore | Shred | Destroyed | Confirm | HoldSet | HoldLift | Approve
+PAYLOADS: dict[str, type[DeletionPayload]] = {
+    "model.delete": ModelDelete,
+    "model.restore": ModelRestore,
+    "shred": Shred,
+    "destroyed": Destroyed,
+    "confirm": Confirm,
+    "hold": HoldSet,
+    "hold.lift": HoldLift,
+    "approve": Approve,
+}

@@ -39,19 +39,7 @@ from cairn.registry.entries import (
 )
 from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Policy, Reads
-from cairn.registry.entries_deletion import (
-    Approve,
-    Confirm,
-    Destroyed,
-    Drop,
-    HoldLift,
-    HoldSet,
-    ModelDelete,
-    ModelRestore,
-    Restore,
-    Shred,
-    Tombstone,
-)
+from cairn.registry.entries_deletion import Drop, Restore, Tombstone
 from cairn.registry.entries_rights import GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
 from cairn.registry.fold_uploads import add_packs, take_upload, upload_refused
 from cairn.registry.state import Checkpoint, Model, Ref, State, objects_of
@@ -142,7 +130,7 @@ def _supply(state: State, entry: Entry, payload: Supply) -> _REASON:
     checkpoint = model.checkpoints.get(payload.checkpoint) if model else None
     if model is None or checkpoint is None:
         return "its checkpoint does not exist"
-    if entry.actor not in state.owners and deletion.is_held(model, payload.checkpoint):
+    if entry.actor not in state.owners and model.held_by(payload.checkpoint):
         # What brings a list brings what collection spares.
         return f"{deletion.HELD}, and only owners supply what is held"
     supplied = _supplied(checkpoint, payload)
@@ -264,14 +252,7 @@ _RULES: dict[type[Payload], Callable[[State, Entry, Any], _REASON]] = {
     GrantSet: rights.grant_set,
     KeyRotate: rights.key_rotate,
     RootRotate: rights.root_rotate,
-    ModelDelete: deletion.model_delete,
-    ModelRestore: deletion.model_restore,
-    Shred: deletion.shred,
-    Destroyed: deletion.destroyed,
-    Confirm: deletion.confirm,
-    HoldSet: deletion.hold_set,
-    HoldLift: deletion.hold_lift,
-    Approve: deletion.approve,
+    **deletion.RULES,
     PersonSet: rights.person_set,
     Attest: fold_attest.attest,
 }

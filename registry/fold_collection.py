@@ -10,7 +10,7 @@ import msgspec
 from cairn.core.ids import RANDOM_ID_BYTES
 from cairn.registry.entries import Condemn, Entry, Floor, MergeIndex, Quarantine, Swept, Uncondemn, Verified
 from cairn.registry.entries_deletion import Drop, Restore, Tombstone
-from cairn.registry.fold_deletion import HELD, approval_refused, carry_out, is_held
+from cairn.registry.fold_deletion import HELD, approval_refused, carry_out
 from cairn.registry.fold_uploads import epochs_refused, objects_refused, take_back, take_upload, upload_refused
 from cairn.registry.numbers import Ranges, are_ranges, covers, joined, numbers_of, within
 from cairn.registry.state import Gone, Model, Piece, State, named_keys, object_key, split_keys
@@ -111,7 +111,7 @@ def tombstone(state: State, entry: Entry, payload: Tombstone) -> _Reason:
         return "one of its checkpoints does not exist"
     if {ref.checkpoint for ref in model.refs.values()} & set(payload.checkpoints):
         return "a branch or tag names one of its checkpoints"
-    if any(is_held(model, one) for one in payload.checkpoints):
+    if any(model.held_by(one) for one in payload.checkpoints):
         return HELD
     reason = approval_refused(state, entry, payload)
     if reason is not None:
@@ -139,7 +139,7 @@ def drop(state: State, entry: Entry, payload: Drop) -> _Reason:
     model, reason = _tombstoned(state, payload)
     if model is None:
         return reason
-    if any(is_held(model, one) for one in payload.checkpoints):
+    if any(model.held_by(one) for one in payload.checkpoints):
         return HELD
     for one in payload.checkpoints:
         model.gone[one] = msgspec.structs.replace(model.gone[one], checkpoint=None, dropped_n=entry.n)
@@ -165,7 +165,7 @@ def quarantine(state: State, entry: Entry, payload: Quarantine) -> _Reason:
     held = model.checkpoints.get(payload.checkpoint) if model else None
     if model is None or held is None:
         return "its checkpoint does not exist"
-    if is_held(model, payload.checkpoint):
+    if model.held_by(payload.checkpoint):
         return HELD
     model.checkpoints[payload.checkpoint] = msgspec.structs.replace(held, quarantined=True)
     return None

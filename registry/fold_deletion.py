@@ -6,6 +6,9 @@ A deleted model stands apart from the others, so that nothing finds it by accide
 was deleted and is then held is neither dropped nor shredded, and its list is not passed over.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 
 from cairn.core.ids import HASH_BYTES, RANDOM_ID_BYTES
@@ -23,7 +26,7 @@ from cairn.registry.entries_deletion import (
 )
 from cairn.registry.fold_policy import DeleteApproval, delete_approval
 from cairn.registry.numbers import are_ranges
-from cairn.registry.state import Approval, DeletedModel, Hold, Model, State
+from cairn.registry.state import Approval, DeletedModel, Hold, State
 
 HELD = "a hold keeps it"
 _NO_MODEL = "its model does not exist"
@@ -130,11 +133,6 @@ def approve(state: State, entry: Entry, payload: Approve) -> _Reason:
     return None
 
 
-def is_held(model: Model, checkpoint: bytes) -> bool:
-    """Whether a hold keeps a checkpoint."""
-    return any(hold.checkpoint in (b"", checkpoint) for hold in model.holds.values())
-
-
 def approval_refused(state: State, entry: Entry, payload: ModelDelete | Tombstone) -> _Reason:
     """Why a deletion lacks the consent of a second owner, where that is needed.
 
@@ -160,3 +158,15 @@ def carry_out(state: State, payload: ModelDelete | Tombstone) -> None:
     """Note that an approved plan is done for a model: what comes back is not deleted by it once more."""
     if payload.plan in state.approvals:
         state.approvals[payload.plan].done.append(payload.model)
+
+
+RULES: dict[type[Any], Callable[[State, Entry, Any], _Reason]] = {
+    ModelDelete: model_delete,
+    ModelRestore: model_restore,
+    Shred: shred,
+    Destroyed: destroyed,
+    Confirm: confirm,
+    HoldSet: hold_set,
+    HoldLift: hold_lift,
+    Approve: approve,
+}

@@ -87,7 +87,7 @@ def list_holds(registry: Registry, model: ModelId | None = None) -> list[HeldBy]
 
 def told(model: Model, checkpoint: bytes = b"") -> str:
     """Which holds keep a model or a checkpoint of it, for a message; empty if none does."""
-    ids = [short(one) for one, hold in model.holds.items() if not checkpoint or hold.checkpoint in (b"", checkpoint)]
+    ids = [short(one) for one in (model.held_by(checkpoint) if checkpoint else model.holds)]
     return f"hold{'s' if len(ids) > 1 else ''} {', '.join(ids)}" if ids else ""
 
 

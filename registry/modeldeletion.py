@@ -20,7 +20,7 @@ from cairn.registry.holding import told
 from cairn.registry.lineage import Derivations
 from cairn.registry.models import model_name
 from cairn.registry.names import check_model_name, model_tag
-from cairn.registry.registry import Registry
+from cairn.registry.registry import NothingToDo, Registry
 from cairn.registry.state import DeletedModel, State
 
 
@@ -31,10 +31,6 @@ class GoneModel(msgspec.Struct, frozen=True):
     name: str | None
     gone: DeletedModel
     deleted_at: int | None
-
-
-class _NothingToDo(Exception):
-    """Another owner has done it meanwhile."""
 
 
 def delete_model(
@@ -138,12 +134,12 @@ def restore_model(registry: Registry, model: ModelId) -> bool:
 
     def build(state: State) -> ModelRestore:
         if model in state.models:
-            raise _NothingToDo
+            raise NothingToDo
         if state.kept_model(model) is None:
             state.live_model(model)  # raises
         return ModelRestore(model)
 
-    with suppress(_NothingToDo):
+    with suppress(NothingToDo):
         registry.append(build)
         return True
     return False

@@ -65,7 +65,7 @@ class _Form(msgspec.Struct):
     format: str = ""
 
 
-def form_of(data: bytes) -> str:
+def format_of_plan(data: bytes) -> str:
     """What a plan's file says that it is; empty if it does not say so."""
     try:
         return msgspec.json.decode(data, type=_Form).format

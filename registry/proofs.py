@@ -23,14 +23,33 @@ def inclusion_path(leaves: Sequence[bytes], n: int) -> list[bytes]:
     Raises:
         IndexError: there is no such leaf.
     """
-    if not 0 <= n < len(leaves):
-        raise IndexError(f"no leaf {n} in a tree of {len(leaves)}")
-    if len(leaves) == 1:
-        return []
-    split = _split(len(leaves))
-    if n < split:
-        return [*inclusion_path(leaves[:split], n), tree_root(leaves[split:])]
-    return [*inclusion_path(leaves[split:], n - split), tree_root(leaves[:split])]
+    return inclusion_paths(leaves, [n])[n]
+
+
+def inclusion_paths(leaves: Sequence[bytes], positions: Iterable[int]) -> dict[int, list[bytes]]:
+    """Audit paths of several leaves, by position; what they have in common is hashed once.
+
+    Raises:
+        IndexError: there is no such leaf.
+    """
+    roots: dict[tuple[int, int], bytes] = {}
+
+    def root(low: int, high: int) -> bytes:
+        if (low, high) not in roots:
+            roots[low, high] = tree_root(leaves[at] for at in range(low, high))
+        return roots[low, high]
+
+    found = {}
+    for n in positions:
+        if not 0 <= n < len(leaves):
+            raise IndexError(f"no leaf {n} in a tree of {len(leaves)}")
+        path, low, high = list[bytes](), 0, len(leaves)
+        while high - low > 1:
+            middle = low + _split(high - low)
+            path.append(root(middle, high) if n < middle else root(low, middle))
+            low, high = (low, middle) if n < middle else (middle, high)
+        found[n] = path[::-1]
+    return found
 
 
 def consistency_path(leaves: Sequence[bytes], first: int) -> list[bytes]:

@@ -17,7 +17,7 @@ from cairn.registry.entries_deletion import Confirm, Shred
 from cairn.registry.entries_rights import GrantSet, KeyRotate, MemberSet, RootRotate
 from cairn.registry.logview import LogView, StoredEntry, WholeLog
 from cairn.registry.numbers import numbers_of
-from cairn.registry.proofs import inclusion_path
+from cairn.registry.proofs import inclusion_paths
 from cairn.registry.reads import open_read
 from cairn.registry.receiptform import (
     HOLDER,
@@ -69,8 +69,8 @@ def make_receipt(registry: Registry, model: ModelId) -> Receipt:
     signer = registry.signer()
     statement = _statement(registry, model, deleted, trail, whole)
     evidence = []
-    for n in sorted(trail.proof_of(deleted)):
-        stored, path = trail.stored[n], inclusion_path(whole.leaves, n)
+    for n, path in inclusion_paths(whole.leaves, sorted(trail.proof_of(deleted))).items():
+        stored = trail.stored[n]
         key = key_of_object(opened.secrets.k_log, opened.store, ObjectKind.LOG_ENTRY, stored)
         evidence.append(Evidence(n, b64encode(stored).decode(), key.hex(), tuple(one.hex() for one in path)))
     note = sign_head(opened.store, whole.head, signer, whole.state.owners)

@@ -35,6 +35,10 @@ from cairn.store.crypto.provider import RootKey
 from cairn.store.crypto.signing import Identity
 
 
+class NothingToDo(Exception):
+    """Raised by what builds an entry: another writer has done it meanwhile, or it must not be done any more."""
+
+
 class Registry:
     """One store's registry. Safe for threads; `refresh` before reading what others may have changed."""
 

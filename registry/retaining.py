@@ -14,7 +14,6 @@ from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import PLAN_RACES_MAX
 from cairn.registry.deletion import tombstone
 from cairn.registry.fold import BRANCH
-from cairn.registry.fold_deletion import is_held
 from cairn.registry.fold_policy import DeleteApproval, delete_approval
 from cairn.registry.holding import told
 from cairn.registry.lineage import Derivations
@@ -165,7 +164,7 @@ def _kept_by_names(registry: Registry, model: ModelId, refs: list[NamedRef]) -> 
     kept: dict[CheckpointId, list[str]] = {}
     held = registry.state.live_model(model)
     if held.holds:
-        kept |= {CheckpointId(one): [told(held, one)] for one in held.checkpoints if is_held(held, one)}
+        kept |= {CheckpointId(one): [told(held, one)] for one in held.checkpoints if held.held_by(one)}
     for ref in refs:
         kept.setdefault(ref.checkpoint, []).append(f"{ref.kind} {ref.name}")
         if ref.kind == BRANCH:
@@ -216,7 +215,7 @@ def _execute(registry: Registry, plan: RetentionPlan, grace_seconds: float) -> l
 
     def check(state: State) -> None:
         held = state.live_model(model)
-        if fingerprint(held) != plan.seen or any(is_held(held, one) for one in removed):
+        if fingerprint(held) != plan.seen or any(held.held_by(one) for one in removed):
             raise _void(registry, plan)
 
     if removed:

@@ -137,6 +137,10 @@ class Model(msgspec.Struct):
         """The key in force of each component class."""
         return {key.component: key for key in sorted(self.keys, key=lambda key: key.generation)}
 
+    def held_by(self, checkpoint: bytes) -> list[bytes]:
+        """Ids of the holds that keep a checkpoint, those of the whole model included."""
+        return [one for one, hold in self.holds.items() if hold.checkpoint in (b"", checkpoint)]
+
     def parent_of(self, checkpoint: bytes) -> bytes | None:
         """What a history goes on with behind a checkpoint, deleted ones included."""
         held = self.checkpoints.get(checkpoint) or self.gone.get(checkpoint)

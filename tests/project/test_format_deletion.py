@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.core.canonical import encode
 from cairn.registry.entries import (
-    TYPES,
     Commit,
     Condemn,
-    Entry,
     ModelCreate,
     ObjectRef,
     Payload,
@@ -39,17 +36,14 @@ from cairn.registry.entries_deletion import (
     Tombstone,
 )
 from cairn.registry.entries_rights import Given, RootRotate
-from cairn.registry.fold import apply_payload
-from cairn.registry.state import Model, State, Void
+from cairn.registry.state import Model, State
 from cairn.store.crypto.provider import ROOT_KEY_ID_BYTES
 from tests.project.test_format_collected import fold_of
+from tests.support.readers import BothReaders
 from tests.vectors.format import reader_deletion
 from tests.vectors.format.make_collected import describe_fold
-from tests.vectors.format.reader import decode
-from tests.vectors.format.reader_collection import Collection
-from tests.vectors.format.reader_deletion import RULES, Deletion
+from tests.vectors.format.reader_deletion import RULES
 from tests.vectors.format.reader_log import Log
-from tests.vectors.format.reader_rights import Rights
 
 FOUNDER, PARTNER, RECOVERY, STRANGER = (one * 32 for one in (b"f", b"p", b"r", b"s"))
 MODELS = [bytes((97 + number,)) * 16 for number in range(4)]
@@ -223,25 +217,14 @@ def described_again(log: Log) -> dict[str, Any]:
 
 def both(seed: int) -> Counter[tuple[str, bool]]:
     """Apply entries by both readers and compare after each; returns how often each was in effect, and void."""
-    owners = [FOUNDER, RECOVERY, PARTNER]
-    state, log = State(length=1, owners=list(owners), recovery=RECOVERY), Log.__new__(Log)
-    log.owners, log.models, log.collection, log.void, log.leaves = list(owners), {}, Collection(), {}, []
-    log.rights, log.deletion, log.settings = Rights(), Deletion(), {}
-    log.rights.recovery = RECOVERY
+    readers = BothReaders(FOUNDER, RECOVERY, PARTNER, recovery=RECOVERY)
+    state, log = readers.state, readers.log
     writer, seen = Writer(random.Random(seed), state), Counter[tuple[str, bool]]()
     for n in range(1, LENGTH):
-        actor, payload = writer.draw(n)
-        kind = TYPES[type(payload)]
-        entry = Entry(1, bytes(16), bytes(16), n, bytes(32), kind, actor, bytes(16), 10 * n, encode(payload))
-        reason = apply_payload(state, entry, payload)
-        if reason is not None:
-            state.voids.append(Void(n, reason))
-        state.length = n + 1
-        log._apply(decode(encode(entry)))
-        said = f"entry {n} by {actor[:1]!r}: {payload}; {reason}; {log.void.get(n)}"
-        assert describe_fold(state) == fold_of(log), said
-        assert described(state) == described_again(log), said
-        seen[kind, reason is not None] += 1
+        done = readers.apply(*writer.draw(n), 10 * n)
+        assert describe_fold(state) == fold_of(log), done.said
+        assert described(state) == described_again(log), done.said
+        seen[done.type, done.void] += 1
     return seen
 
 

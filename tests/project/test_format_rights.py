@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.core.canonical import encode
 from cairn.registry.entries import (
-    TYPES,
     Abort,
     Commit,
-    Entry,
     Floor,
     ModelCreate,
     ObjectRef,
@@ -26,13 +23,10 @@ from cairn.registry.entries import (
 from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.entries_rights import ComponentPublic, Given, GrantSet, KeyRotate, MemberSet, PersonSet, RootRotate
-from cairn.registry.fold import apply_payload
 from cairn.registry.rights import ALL_MODELS, Role, readable
 from cairn.registry.state import State
 from cairn.store.crypto.provider import ROOT_KEY_ID_BYTES
-from tests.vectors.format.reader import decode
-from tests.vectors.format.reader_collection import Collection
-from tests.vectors.format.reader_deletion import Deletion
+from tests.support.readers import BothReaders
 from tests.vectors.format.reader_log import Log
 from tests.vectors.format.reader_rights import RULES, Rights
 
@@ -221,22 +215,12 @@ def described_again(log: Log) -> dict[str, Any]:
 
 def both(seed: int) -> Counter[tuple[str, bool]]:
     """Apply entries by both readers and compare after each; returns how often each was in effect, and void."""
-    state, log = State(length=1, owners=[FOUNDER, RECOVERY], recovery=RECOVERY), Log.__new__(Log)
-    log.owners, log.models, log.collection, log.void, log.leaves = [FOUNDER, RECOVERY], {}, Collection(), {}, []
-    log.rights, log.deletion = Rights(), Deletion()
-    log.rights.recovery, log.settings = RECOVERY, {}
-    writer, seen = Writer(random.Random(seed), state), Counter[tuple[str, bool]]()
+    readers, seen = BothReaders(FOUNDER, RECOVERY, recovery=RECOVERY), Counter[tuple[str, bool]]()
+    writer = Writer(random.Random(seed), readers.state)
     for n in range(1, LENGTH):
-        actor, payload = writer.draw()
-        kind, claimed = TYPES[type(payload)], 10 * n
-        entry = Entry(1, bytes(16), bytes(16), n, bytes(32), kind, actor, bytes(16), claimed, encode(payload))
-        reason = apply_payload(state, entry, payload)
-        state.length = n + 1
-        log._apply(decode(encode(entry)))
-        said = f"entry {n} by {actor[:1]!r}: {payload}; {reason}; {log.void.get(n)}"
-        assert (reason is not None) == (n in log.void), said
-        assert described(state) == described_again(log), said
-        seen[kind, reason is not None] += 1
+        done = readers.apply(*writer.draw(), 10 * n)
+        assert described(readers.state) == described_again(readers.log), done.said
+        seen[done.type, done.void] += 1
     return seen
 
 

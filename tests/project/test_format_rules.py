@@ -14,7 +14,6 @@ from cairn.registry.entries import (
     TYPES,
     Commit,
     Condemn,
-    Entry,
     Floor,
     MergeIndex,
     ModelCreate,
@@ -34,17 +33,14 @@ from cairn.registry.entries import (
 from cairn.registry.entries_attest import Attest
 from cairn.registry.entries_audit import Policy, Reads
 from cairn.registry.entries_deletion import Drop, Restore, Tombstone
-from cairn.registry.fold import apply_payload
 from cairn.registry.numbers import Ranges, ranges, within
-from cairn.registry.state import State, Void
+from cairn.registry.state import State
 from tests.project.test_format_collected import fold_of
+from tests.support.readers import BothReaders
 from tests.vectors.format import reader_deletion, reader_rights
 from tests.vectors.format.make_collected import describe_fold
-from tests.vectors.format.reader import decode
 from tests.vectors.format.reader_collection import Collection
-from tests.vectors.format.reader_deletion import Deletion
 from tests.vectors.format.reader_log import Log
-from tests.vectors.format.reader_rights import Rights
 
 OWNER = b"o" * 32
 LENGTH = 100
@@ -285,24 +281,15 @@ def attested_again(log: Log) -> dict[bytes, dict[tuple[bytes, bytes, bytes], tup
 
 def both(seed: int) -> Counter[tuple[str, bool]]:
     """Apply entries by both readers and compare after each; returns how often each was in effect, and void."""
-    state, log = State(length=1, owners=[OWNER, OWNER]), Log.__new__(Log)
-    log.owners, log.models, log.collection, log.void, log.leaves = [OWNER, OWNER], {}, Collection(), {}, []
-    log.rights, log.deletion = Rights(), Deletion()
-    log.settings = {}
+    readers = BothReaders(OWNER, OWNER)
+    state, log = readers.state, readers.log
     writer, seen = Writer(random.Random(seed), state), Counter[tuple[str, bool]]()
     for n in range(1, LENGTH):
-        payload = writer.draw(n)
-        kind, data = TYPES[type(payload)], encode(payload)
-        entry = Entry(1, bytes(16), bytes(16), n, bytes(32), kind, OWNER, bytes(16), 0, data)
-        reason = apply_payload(state, entry, payload)
-        if reason is not None:
-            state.voids.append(Void(n, reason))
-        state.length = n + 1
-        log._apply(decode(encode(entry)))
-        assert describe_fold(state) == fold_of(log), f"entry {n}: {payload}; {reason}; {log.void.get(n)}"
-        assert state.policy == log.settings, f"entry {n}: {payload}; {reason}; {log.void.get(n)}"
-        assert attested(state) == attested_again(log), f"entry {n}: {payload}; {reason}; {log.void.get(n)}"
-        seen[kind, reason is not None] += 1
+        done = readers.apply(OWNER, writer.draw(n))
+        assert describe_fold(state) == fold_of(log), done.said
+        assert state.policy == log.settings, done.said
+        assert attested(state) == attested_again(log), done.said
+        seen[done.type, done.void] += 1
     return seen
 
 

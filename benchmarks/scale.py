@@ -179,7 +179,7 @@ def load(folder: str, layout_text: str, size: str) -> dict[str, Any]:
         extents = shared_extents(wants)
         shared = with_extents(filling.reads, extents)
     fetched = shared.bytes_fetched + sum(extent.length for extent in extents if extent.owner == 0)
-    chunks = {(pack, offset): length for one in wants for pack, offset, length in struct.iter_unpack("<QQQ", one)}
+    chunks = {(pack, offset): length for one in wants for pack, offset, length in struct.iter_unpack("<QQQ", one[8:])}
     meter.counts |= {
         "metadata requests": requests + more, "tensors": len(reads), "wanted: bytes": counts["bytes_wanted"],
         "over-read": round(counts["bytes_read"] / counts["bytes_wanted"], 2), "data requests": counts["requests"],

@@ -8,14 +8,19 @@ class HostMemory:
     """Bytes without a name, which other processes of the same user and host open by process and descriptor.
 
     They go when nobody holds them any more, so a killed process leaves nothing behind.
+
+    Args:
+        size: at least one byte.
+
+    Raises:
+        OSError: there is no room for them.
     """
 
     def __init__(self, size: int) -> None:
         self._file = os.memfd_create("cairn-shared", os.MFD_CLOEXEC)
         self.size = size
         try:
-            if size:
-                os.posix_fallocate(self._file, 0, size)  # fails here, and not with a signal when it is touched
+            os.posix_fallocate(self._file, 0, size)  # fails here, and not with a signal when it is touched
         except OSError:
             self.close()
             raise
@@ -23,10 +28,6 @@ class HostMemory:
     def write(self, data: bytes) -> None:
         """Put bytes at the start."""
         os.pwrite(self._file, data, 0)
-
-    def map(self) -> mmap.mmap:
-        """All of it."""
-        return mmap.mmap(self._file, self.size)
 
     @property
     def address(self) -> tuple[int, int, int]:

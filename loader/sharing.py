@@ -46,7 +46,7 @@ class Extent(msgspec.Struct, frozen=True, gc=False):
 
 
 def encode_wants(plans: Iterable[ReadPlan]) -> bytes:
-    """Where one reader's chunks lie, each place once, in the order of the plans."""
+    """Where one reader's chunks lie, each place once, in the order of the plans: their number (u64), then each."""
     places = dict.fromkeys(
         (part.location.pack, part.location.offset, part.location.length)
         for plan in plans
@@ -55,7 +55,7 @@ def encode_wants(plans: Iterable[ReadPlan]) -> bytes:
         for part in delivery.parts
         if part.location is not None
     )
-    return np.array(list(places), _PLACE).tobytes()
+    return len(places).to_bytes(8, "little") + np.array(list(places), _PLACE).tobytes()
 
 
 def shared_extents(wants: Sequence[bytes], extent_bytes: int = READ_BYTES_TARGET) -> list[Extent]:
@@ -80,9 +80,10 @@ def shared_extents(wants: Sequence[bytes], extent_bytes: int = READ_BYTES_TARGET
 
 
 def _decode(wants: bytes) -> _Places:
-    if len(wants) % _PLACE.itemsize:
-        raise IntegrityError(f"a list of wanted chunks has {len(wants)} bytes, no multiple of {_PLACE.itemsize}")
-    return np.frombuffer(wants, _PLACE)
+    count = int.from_bytes(wants[:8], "little")
+    if len(wants) != 8 + count * _PLACE.itemsize:
+        raise IntegrityError(f"a list of {count} wanted chunks has {len(wants)} bytes")
+    return np.frombuffer(wants, _PLACE, offset=8)
 
 
 def _merged(lists: Sequence[_Places]) -> tuple[_Places, _Numbers, _Numbers]:

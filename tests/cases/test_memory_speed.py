@@ -129,7 +129,7 @@ def test_M08_M16_no_content_of_a_store_is_mapped(disk: Runs, tmp_path: Path) -> 
     root = Path(cairn.__file__).parents[2]
     for folder in ("core", "store", "manifests", "registry", "loader", "training"):
         for path in (root / folder).rglob("*.py"):
-            # One lends pages of local files for the moment of a load, and of no others; one maps memory that is no file.
+            # One lends pages of local files for the moment of a load, and of no others; one maps what is no file.
             assert path.name in ("mapped.py", "memfd.py") or not MAPS.search(path.read_text()), path
     assert not {one for one in mapped._LOCAL if "nfs" in one or "fuse" in one}
     before = tensors(4, 2)

@@ -15,7 +15,7 @@ def test_memory_is_reached_by_process_and_descriptor_and_gone_with_its_last_hold
     with map_memory(address) as mapped:
         assert mapped[:4] == b"abc\0" and len(mapped) == 5000
         mapped[0:1] = b"x"
-        with memory.map() as other:
+        with map_memory(address) as other:
             assert other[:3] == b"xbc"
         memory.close()
         assert mapped[:3] == b"xbc"

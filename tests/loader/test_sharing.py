@@ -99,9 +99,9 @@ def test_what_a_reader_alone_wants_counts_as_its_share() -> None:
 
 def test_nothing_in_common_is_nothing_to_share() -> None:
     one, other = plan_of([Location(0, 8, 10)]), plan_of([Location(0, 18, 10)])
-    assert shared_extents([encode_wants([one]), encode_wants([other]), b""]) == []
+    assert shared_extents([encode_wants([one]), encode_wants([other]), encode_wants([])]) == []
     assert with_extents(one, []) == one
-    assert shared_extents([b"", b""]) == []
+    assert shared_extents([encode_wants([])] * 2) == []
 
 
 def test_a_group_that_lies_in_two_extents_is_read_alone() -> None:
@@ -112,7 +112,9 @@ def test_a_group_that_lies_in_two_extents_is_read_alone() -> None:
 
 
 def test_what_is_no_list_of_wants_is_refused() -> None:
-    with pytest.raises(IntegrityError, match="23 bytes"):
-        shared_extents([bytes(23), b""])
+    none = encode_wants([])
+    for wrong in (bytes(23), b"", none + bytes(24), b"\1" + bytes(30)):
+        with pytest.raises(IntegrityError, match=f"{len(wrong)} bytes"):
+            shared_extents([none, wrong])
     with pytest.raises(ValueError, match="limit of 32"):
-        shared_extents([b""] * (READERS_MAX + 1))
+        shared_extents([none] * (READERS_MAX + 1))

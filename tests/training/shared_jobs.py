@@ -45,8 +45,10 @@ def _load(rank: int, store: str, layout: str, share: bool | None) -> dict[str, A
     if layout == "rows":
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         state = {name: _sharded(tensor, mesh, rank) for name, tensor in state.items()}
-    if layout == "different" and rank == 1:
+    if layout == "different" and rank:
         del state["b"]
+    if layout == "different" and rank == 2:
+        del state["a"]
     with cairn.Checkpointer(store, "m") as checkpointer:
         report = checkpointer.load(
             {"m": state}, resume=False, share_reads=share, casts=layout == "cast", strict=layout != "different"

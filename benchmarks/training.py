@@ -21,7 +21,7 @@ from report import table
 _HERE = Path(__file__).parent
 STALL = ("cairn-eager", "cairn-overlap", "dcp-async", "dcp-reused")
 DURABLE = ("cairn", "dcp.save", "torch.save", "safetensors")
-LOAD = ("cairn", "cairn-aead", "dcp.load", "torch.save", "safetensors")
+LOAD = ("cairn", "cairn-aead", "dcp.load", "primitives", "primitives-aead", "torch.save", "safetensors")
 Found = dict[str, dict[str, list[dict[str, float]]]]
 
 

@@ -58,6 +58,7 @@ def test_a_model_is_deleted_found_as_gone_and_restored(models: Shell) -> None:
     models("gc", "apply", "--yes")
     (told,) = models.json("delete", "status")
     assert (told["model"], told["checkpoint"], told["restorable"]) == ("a", None, True)
+    assert "'cairn delete restore a'" in models("why-gone", "a")
     assert told["due_at_ns"] - told["deleted_at_ns"] == pytest.approx(86_400 * 10**9, abs=10**9)
     assert "until a gc apply after" in models("delete", "status", "a")
     assert models("delete", "restore", "a") == "restored model a\n"

@@ -17,6 +17,7 @@ class RefRequest(NamedTuple):
     delete: bool
     force: bool
     as_json: bool
+    quiet: bool
 
 
 def run_ref_command(request: RefRequest) -> None:
@@ -40,6 +41,9 @@ def _list(request: RefRequest) -> None:
         refs = [ref for ref in list_refs(registry, model) if ref.kind == request.kind]
     if request.as_json:
         emit_json([{"name": ref.name, "checkpoint": ref.checkpoint.hex()} for ref in refs])
+    elif request.quiet:
+        for ref in refs:
+            emit(safe(ref.name))
     else:
         table((request.kind.upper(), "CHECKPOINT"), [(ref.name, short(ref.checkpoint)) for ref in refs])
         if not refs:
@@ -85,5 +89,7 @@ def _move(request: RefRequest, name: str) -> None:
 def _report(request: RefRequest, text: str, name: str, old: bytes | None, new: bytes | None) -> None:
     if request.as_json:
         emit_json({"name": name, "old": old.hex() if old else None, "new": new.hex() if new else None})
+    elif request.quiet:
+        emit((new or old or b"").hex())
     else:
         emit(text)

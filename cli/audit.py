@@ -58,6 +58,8 @@ def show(
     if as_json:
         emit_json([facts_of(line) for line in trail.lines])
         return
+    if not trail.lines and not quiet:
+        note("no entry fits: 'cairn audit log' lists all")
     for line in trail.lines:
         if quiet:
             emit(str(line.n))

@@ -92,7 +92,7 @@ def status(model: str | None, as_json: bool, quiet: bool) -> None:
         rows = [*(_model_row(one, now) for one in whole), *(_row(name, one, now) for name, one in listed)]
         table(("DELETED", "WHEN", "BY", "WHY", "RESTORABLE"), rows)
         if not rows:
-            note("nothing was deleted")
+            note("nothing was deleted: 'cairn delete plan MODEL' or MODEL@REF tells what would go")
 
 
 def _model_row(one: "GoneModel", now: int) -> tuple[str, ...]:

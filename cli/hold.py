@@ -83,7 +83,7 @@ def show(model: str | None, as_json: bool, quiet: bool) -> None:
     else:
         table(("HOLD", "KEEPS", "SINCE", "BY", "WHY"), (_row(one, name, at) for one, name, at in found))
         if not found:
-            note("nothing is held")
+            note("nothing is held: 'cairn hold add MODEL[@ID] -m TEXT' keeps a model or checkpoint from deletion")
 
 
 def _row(one: "HeldBy", name: str, at: int | None) -> tuple[str, ...]:

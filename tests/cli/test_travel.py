@@ -160,7 +160,7 @@ def test_a_place_without_a_store_names_create(shell: Shell, tmp_path: Path) -> N
     assert "cairn init" in shell("--store", nowhere, "ls", code=3)
     for arguments in (("push", "m"), ("push", "m", "nowhere")):
         error = shell(*arguments, code=5)
-        assert "with --create it makes the store too" in error and "./folder" in error
+        assert "--create makes the store too" in error and "./folder" in error
 
 
 def test_refusals_read_right_from_either_side(travelled: Shell) -> None:

@@ -145,7 +145,10 @@ def prove(entry: int, length: int | None, log_key: Path | None) -> None:
     judge(whole, known).require_whole()
     size = length if length is not None else whole.head.length
     if not entry < size <= whole.head.length:
-        raise NotFoundError(f"the log has {whole.head.length} entries: no entry {entry} in the first {size}")
+        raise NotFoundError(
+            f"the log has {whole.head.length} entries: no entry {entry} in the first {size}",
+            hint="they count from 0; 'cairn audit log' lists them",
+        )
     leaves = whole.leaves[:size]
     proof: dict[str, Any] = {
         "origin": origin_of(log.view.store),

@@ -158,7 +158,10 @@ def confirm(model: str, of: str, yes: bool) -> None:
     from cairn.registry.receipts import confirm as put
 
     if not yes:
-        raise UsageError("this is a signed statement, which stays", hint="repeat the command with --yes")
+        raise UsageError(
+            f"this says in the log, signed and for good, that nothing opens {model!r} through {of!r} any more",
+            hint="repeat the command with --yes",
+        )
     with open_registry() as registry:
         registry.refresh()
         put(registry, find_deleted(registry, model), of)

@@ -71,7 +71,7 @@ def rotate(models: tuple[str, ...], due: bool) -> None:
         for model in [find_model(registry, name) for name in models]:
             rotate_model(registry, model)
         number = len(rotate_exposed(registry)) if due else len(models)
-    emit(f"rotated the keys of {count(number, 'model')}")
+    emit(f"rotated the keys of {count(number, 'model')}" if number else "no rotation is due")
 
 
 @command.command("rewrap")

@@ -67,16 +67,17 @@ def _delete(request: RefRequest, name: str) -> None:
 def _move(request: RefRequest, name: str) -> None:
     from cairn.registry.models import move_ref, ref_kind, ref_value
     from cairn.registry.names import check_ref_name
-    from cairn.registry.selectors import resolve
+    from cairn.registry.selectors import parse_selector, resolve
 
     check_ref_name(name)
     with open_registry() as registry:
         model, target = resolve(registry, request.selector)
         current, kind = ref_value(registry, model, name), ref_kind(registry, model, name)
         if kind not in (None, request.kind):
+            removal = f"cairn {kind} {parse_selector(request.selector).model} {name} -d"
             raise RefMoved(
                 f"{name!r} is a {kind}; tags and branches share their names",
-                hint=f"choose another name, or remove it with 'cairn {kind} MODEL NAME --delete'",
+                hint=f"choose another name, or remove it: '{removal}'",
             )
         if current is not None and not request.force:
             raise RefMoved(

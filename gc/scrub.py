@@ -146,7 +146,7 @@ class Scrub:
         Blame(opened, self.places, self.manifests, findings).run(all_roots(state))
         if self.manifests.closed:
             findings.notes.append(
-                f"{self.manifests.closed} components were not granted to you: their roots are those that were "
+                f"{several(self.manifests.closed, 'component')} not granted to you: the roots are those that were "
                 "committed, and what they say was not read"
             )
         if self.manifests.forgotten:

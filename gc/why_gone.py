@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cairn.core.errors import CairnError, NotFoundError, ObjectNotFound
-from cairn.core.ids import ModelId
+from cairn.core.ids import ModelId, short
 from cairn.gc.subject import Subject
 from cairn.registry.entries import (
     Commit,
@@ -94,12 +94,13 @@ def why_gone(registry: Registry, subject: Subject) -> Gone:
 
 
 def _checkpoint(registry: Registry, subject: Subject) -> tuple[bool, str]:
-    for model in registry.state.kept_models().values():
+    for identifier, model in registry.state.kept_models().items():
         if subject.checkpoint in model.checkpoints:
             return True, "it is here; 'cairn why-kept' tells why"
         gone = model.gone.get(subject.checkpoint)
         if gone is not None and gone.checkpoint is not None:
-            return False, f"it was deleted ({gone.cause}) and can still be restored: 'cairn delete restore'"
+            name = f"{name_or_id(registry, ModelId(identifier))}@{short(subject.checkpoint)}"
+            return False, f"it was deleted ({gone.cause}) and can be restored: 'cairn delete restore {name}'"
         if gone is not None:
             return False, f"it was deleted ({gone.cause}) and can no longer be restored"
     return False, "the log does not know it any more"

@@ -106,9 +106,10 @@ def _by_step(registry: Registry, model: ModelId, revision: str) -> CheckpointId:
 def _by_prefix(registry: Registry, model: ModelId, selector: Selector) -> CheckpointId:
     found = _with_prefix(registry, model, selector) if _is_prefix(selector.revision) else None
     if found is None:
+        name = selector.model
         raise NotFoundError(
-            f"model {selector.model!r} has no ref or checkpoint {selector.revision[:80]!r}",
-            hint="'cairn branch MODEL' and 'cairn tag MODEL' list refs, 'cairn log MODEL' ids; 4 digits of one will do",
+            f"model {name!r} has no ref or checkpoint {selector.revision[:80]!r}",
+            hint=f"'cairn branch {name}' and 'cairn tag {name}' list refs, 'cairn log {name}' ids: 4 digits will do",
         )
     if found in registry.state.live_model(model).gone:
         raise gone_error(registry, model, found)

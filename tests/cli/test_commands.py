@@ -179,6 +179,10 @@ def test_what_is_not_there_is_not_found(shell: Shell) -> None:
     shell("commit", str(shell.files), "m", "--step", "1")
     for selector in ("other", "m@nope", "m@step:2", "m@0000", "m@zz"):
         assert "next:" in shell("log", selector, code=5)
+    assert "write NAME=VALUE" in shell("commit", str(shell.files), "m", "--metric", "loss", code=2)
+    assert "'cairn branch m main -d'" in shell("tag", "m", "main", code=4)
+    assert "write 'main'" in shell("tag", "m", "latest", code=2)
+    assert "'cairn branch m' and 'cairn tag m'" in shell("log", "m@nope", code=5)
     assert "there is nothing" in shell("commit", "absent", "m", code=5)
 
 

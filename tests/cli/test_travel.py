@@ -136,7 +136,7 @@ def test_after_an_appended_push_the_other_line_is_named(travelled: Shell) -> Non
     out, err = said(shell, "push", "m", "--rebase")
     assert "is now" in out
     assert f"note: it was appended to {theirs[:12]}, which this store does not have" in err
-    assert f"next:  cairn pull m@{theirs[:12]} --to BRANCH" in err
+    assert f"next: cairn pull m@{theirs[:12]} --to BRANCH" in err
     shell("pull", f"m@{theirs[:12]}", "--to", "theirs")
     assert steps(shell, "--store", "there") == [4, 9, 3, 2, 1]
     assert [line["step"] for line in shell.json("log", "m@theirs")] == [9, 3, 2, 1]

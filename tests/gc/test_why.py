@@ -97,7 +97,8 @@ def test_the_way_of_a_pack_from_its_deletion_to_its_end(site: Site, commit: Call
     registry = site.registry()
     delete(registry, first, drop=False)
     assert "it can be restored" in kept(registry, pack)[0].text
-    assert "was deleted (a test) and can still be restored" in gone(registry, first.hex()[:8]).text
+    hint = f"'cairn delete restore m@{first.hex()[:12]}'"
+    assert gone(registry, first.hex()[:8]).text == f"it was deleted (a test) and can be restored: {hint}"
     model = tip(registry)[0]
     registry.append(lambda state: Drop(model, (first,)))
     assert kinds(kept(registry, pack)) == {"unneeded"}

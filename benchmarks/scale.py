@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import random
+import struct
 import subprocess
 import sys
 import tempfile
@@ -143,11 +144,11 @@ def load(folder: str, layout_text: str, size: str) -> dict[str, Any]:
 
     from cairn.core.heap import collection_paused
     from cairn.core.ids import CheckpointId, ModelId
+    from cairn.loader.sharing import encode_wants, shared_extents, with_extents
     from cairn.registry.checkpoint import CheckpointManifest
+    from cairn.training.filling import Filling
     from cairn.training.leaves import Read
-    from cairn.training.loading import Loader, stored_scopes
-    from cairn.training.ranks import Ranks
-    from cairn.training.rendezvous import Alone
+    from cairn.training.loading import stored_scopes
 
     layout, meter = Layout.parse(layout_text), Meter()
     with meter.peak("index"), meter.part("fold, index"):
@@ -159,7 +160,6 @@ def load(folder: str, layout_text: str, size: str) -> dict[str, Any]:
     (checkpoint,) = registry.state.models[model].checkpoints
     first = layout.ranks // 2
     leaves = leaves_of(layout, first, SIZES[size][0])
-    loader = Loader(registry, Ranks(Alone(), registry.opened.clock), "load/1", 60.0)
     with meter.peak("plan"), collection_paused():
         with meter.part("entries"):
             manifest = CheckpointManifest(registry, ModelId(model), CheckpointId(checkpoint))
@@ -167,19 +167,23 @@ def load(folder: str, layout_text: str, size: str) -> dict[str, Any]:
         meter.counts["entries: bytes read"], requests = backend.taken()
         with meter.part("read plan"):
             reads = [Read(scopes[leaf.key.scope].tensors[leaf.key.path], leaf) for leaf in leaves]
-            prepared = loader._prepare(manifest, reads)
+            filling = Filling.planned(manifest, reads)
     meter.counts["pages: bytes read"], more = backend.taken()
-    wanted, read, ranges = prepared.counts()
-    together, chunks = 0, dict[tuple[int, int], int]()
+    counts, wants, together = filling.counts(), [], 0
     for rank in range(first, min(first + HOST_RANKS, layout.ranks)):
         of = [Read(scopes[one.key.scope].tensors[one.key.path], one) for one in leaves_of(layout, rank, SIZES[size][0])]
-        plan = loader._prepare(manifest, of)
-        together += plan.counts()[0]
-        parts = (part for batch in plan.reads.batches for one in batch.deliveries for part in one.parts)
-        chunks |= {(part.location.pack, part.location.offset): part.location.length for part in parts if part.location}
+        other = Filling.planned(manifest, of)
+        together += other.counts()["bytes_wanted"]
+        wants.append(encode_wants(other.all_reads))
+    with meter.peak("shared"), meter.part("agree with the host's ranks"):
+        extents = shared_extents(wants)
+        shared = with_extents(filling.reads, extents)
+    fetched = shared.bytes_fetched + sum(extent.length for extent in extents if extent.owner == 0)
+    chunks = {(pack, offset): length for one in wants for pack, offset, length in struct.iter_unpack("<QQQ", one[8:])}
     meter.counts |= {
-        "metadata requests": requests + more, "tensors": len(reads), "wanted: bytes": wanted,
-        "over-read": round(read / wanted, 2), "data requests": ranges,
+        "metadata requests": requests + more, "tensors": len(reads), "wanted: bytes": counts["bytes_wanted"],
+        "over-read": round(counts["bytes_read"] / counts["bytes_wanted"], 2), "data requests": counts["requests"],
+        "over-read, shared with a host's ranks": round(fetched / counts["bytes_wanted"], 2),
         "over-read of a host's ranks": round(sum(chunks.values()) / together, 2),
     }  # fmt: skip
     return meter.result()

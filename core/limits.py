@@ -128,6 +128,10 @@ READ_BYTES_TARGET = 8 * MIB
 LAZY_READ_BYTES_MAX = 64 * MIB
 # Parts of files that were read in part, kept for the next read: a band is 16 MiB at most, so a few files share it.
 FILE_CACHE_BYTES = 64 * MIB
+# Memory through which ranks of one host share reads, for each: the threads of a rank look that far ahead.
+SHARED_READ_BYTES = 64 * MIB
+# When no rank of a host has got on for so long, each reads what it needs by itself.
+SHARED_READ_PATIENCE_SECONDS = 30.0
 # Links that a path may lead through, as in Linux.
 PATH_LINKS_MAX = 40
 

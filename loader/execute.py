@@ -8,6 +8,7 @@ from cairn.core.ids import short
 from cairn.core.limits import REMOTE_READS_AT_ONCE
 from cairn.core.pool import Pool, threads_within_budget
 from cairn.loader.plan import Batch, Delivery, Part, ReadPlan
+from cairn.loader.ring import SharedReads
 from cairn.store.backends.contract import Lender, waits
 from cairn.store.chunkstore import ChunkStore
 from cairn.store.crypto.tenant import ContentType
@@ -28,6 +29,7 @@ class _Work:
     deliver: Deliver
     place: Place
     recompute: bool
+    shared: SharedReads | None
 
 
 def reading_threads(chunks: ChunkStore, worker_bytes: int) -> int:
@@ -42,6 +44,7 @@ def execute(
     threads: int,
     place: Place = nowhere,
     recompute: bool = True,
+    shared: SharedReads | None = None,
 ) -> None:
     """Read everything that a plan names, on some threads.
 
@@ -54,18 +57,19 @@ def execute(
         place: where a group's content belongs, as one run of bytes, or None. It is decrypted there; what fails
             authentication may leave any bytes behind.
         recompute: whether digests are recomputed, beside the authentication of what was stored.
+        shared: where the plan's extents come from; it has begun.
 
     Raises:
         IntegrityError: a chunk is damaged everywhere; groups delivered before stay delivered.
     """
-    work = _Work(chunks, deliver, place, recompute)
+    work = _Work(chunks, deliver, place, recompute, shared)
     Pool[Batch](threads, lambda batches: _work(batches, work)).run(plan.batches)
 
 
 def _work(batches: Iterable[Batch], work: _Work) -> None:
     sealed, plain = memoryview(bytearray()), memoryview(bytearray())
     for batch in batches:
-        fetched = _lent(batch, work.chunks)
+        fetched = _taken(batch, work.shared) or _lent(batch, work.chunks)
         if fetched is None:
             sealed = _at_least(sealed, sum(r.length for r in batch.ranges))
             fetched = _fetch(batch, work.chunks, sealed)
@@ -74,6 +78,19 @@ def _work(batches: Iterable[Batch], work: _Work) -> None:
             if target is None:
                 target = plain = _at_least(plain, delivery.group.length)
             work.deliver(delivery.group.key, _open_group(delivery, fetched, work, target))
+        if work.shared is not None and batch.extent is not None:
+            work.shared.done(batch.extent)
+
+
+def _taken(batch: Batch, shared: SharedReads | None) -> list[memoryview] | None:
+    """The batch's extent from memory that readers share; None if it has none, or is to be fetched after all."""
+    if shared is None or batch.extent is None:
+        return None
+    view = shared.take(batch.extent)
+    if view is None:
+        shared.fetched_alone(batch.ranges[0].length)
+        return None
+    return [view]
 
 
 def _lent(batch: Batch, chunks: ChunkStore) -> list[memoryview] | None:

@@ -7,6 +7,7 @@ vain stay within the amplification limit.
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import TypeAlias
 
 import msgspec
 
@@ -48,6 +49,10 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     at: int = 0
 
 
+# A group and where each of its chunks is read from.
+Placed: TypeAlias = tuple[Group, Sequence[Location | None]]
+
+
 class Delivery(msgspec.Struct, frozen=True, gc=False):
     """One group, part by part."""
 
@@ -56,10 +61,15 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What one thread fetches and delivers at once."""
+    """What one thread fetches and delivers at once.
+
+    Args:
+        extent: number of the shared extent that is its one range (`loader/sharing.py`); None if this reader fetches it.
+    """
 
     ranges: tuple[Range, ...]
     deliveries: tuple[Delivery, ...]
+    extent: int | None = None
 
 
 class ReadPlan(msgspec.Struct, frozen=True):
@@ -69,13 +79,13 @@ class ReadPlan(msgspec.Struct, frozen=True):
 
     @property
     def requests(self) -> int:
-        """Number of ranged reads."""
-        return sum(len(batch.ranges) for batch in self.batches)
+        """Number of ranged reads, extents apart."""
+        return sum(len(batch.ranges) for batch in self.batches if batch.extent is None)
 
     @property
     def bytes_fetched(self) -> int:
-        """Stored bytes that will be read."""
-        return sum(r.length for batch in self.batches for r in batch.ranges)
+        """Stored bytes that will be read, extents apart."""
+        return sum(r.length for batch in self.batches if batch.extent is None for r in batch.ranges)
 
     @property
     def bytes_needed(self) -> int:
@@ -116,11 +126,15 @@ def plan_reads(
     groups = list(groups)
     found = iter(_locations([chunk for group in groups for chunk in group.chunks], index, keys))
     placed = [(group, list(islice(found, len(group.chunks)))) for group in groups]
-    placed.sort(key=lambda pair: _order(pair[1]))
+    return ReadPlan(tuple(batches_of(placed, batch_bytes)))
+
+
+def batches_of(placed: Iterable[Placed], batch_bytes: int = READ_BYTES_TARGET) -> list[Batch]:
+    """Batches of groups whose chunks' places are known, in the order of the packs."""
     batches: list[Batch] = []
-    open_groups: list[tuple[Group, list[Location | None]]] = []
+    open_groups: list[Placed] = []
     size = 0
-    for group, locations in placed:
+    for group, locations in sorted(placed, key=lambda pair: _order(pair[1])):
         length = sum(location.length for location in locations if location)
         if open_groups and size + length > batch_bytes:
             batches.append(_batch(open_groups))
@@ -129,7 +143,7 @@ def plan_reads(
         size += length
     if open_groups:
         batches.append(_batch(open_groups))
-    return ReadPlan(tuple(batches))
+    return batches
 
 
 def _locations(wanted: Sequence[Wanted], index: Index, keys: ContentKeys) -> list[Location | None]:
@@ -153,7 +167,7 @@ def _order(locations: Sequence[Location | None]) -> tuple[int, int]:
     return next(((at.pack, at.offset) for at in locations if at), (-1, -1))
 
 
-def _batch(groups: list[tuple[Group, list[Location | None]]]) -> Batch:
+def _batch(groups: Sequence[Placed]) -> Batch:
     places = sorted({(at.pack, at.offset, at.length) for _, found in groups for at in found if at})
     ranges = join_ranges(places)
     of: dict[tuple[int, int], tuple[int, int]] = {}

@@ -264,6 +264,7 @@ class Checkpointer:
         missing_ok: bool = False,
         resume: bool = True,
         scopes: Mapping[str, str] | None = None,
+        share_reads: bool | None = None,
     ) -> LoadReport | None:
         """Restore a state in place, on every rank.
 
@@ -280,6 +281,8 @@ class Checkpointer:
             scopes: for keys of the state, where they stand in the checkpoint, if elsewhere: `{"model": ""}` finds the
                 tensors of a safetensors file that was committed alone in its folder.
             resume: take over the branch from earlier runs, whose commits are void from here on.
+            share_reads: whether ranks of one host fetch once what several of them need, and hand it to each other
+                through memory, 64 MiB a rank; None where the store is not in a file system, whose cache does the same.
 
         Raises:
             StateMismatch: state and checkpoint do not fit; lists all names; nothing was changed.
@@ -290,7 +293,7 @@ class Checkpointer:
         _check_choice("verify", verify, ("digest", "aead"))
         self._settle()
         self._loads += 1
-        options = LoadOptions(ref, strict, require, verify, casts, missing_ok, dict(scopes or {}))
+        options = LoadOptions(ref, strict, require, verify, casts, missing_ok, dict(scopes or {}), share_reads)
         loader = Loader(self._registry, self._ranks, f"load/{self._loads}", self._attempt_seconds)
         report = loader.load(self._name, self._branch_name, state, options)
         self._may_go_back = self._may_go_back or report is not None

@@ -16,7 +16,7 @@ from cairn.loader.plan import plan_reads
 from cairn.manifests.tiling import Box
 from cairn.registry.registry import Registry
 from cairn.training.dcp_contents import DTYPES, Contents
-from cairn.training.loading import stored_tensor
+from cairn.training.filling import stored_tensor
 
 log = logging.getLogger("cairn.training")
 # A worker holds the ranges of one batch and the plaintext of one chunk.

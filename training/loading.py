@@ -4,53 +4,42 @@ Nothing is written into a target before every rank has said that everything fits
 tensors unusable; that is raised on every rank.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import msgspec
-import torch
 from blake3 import blake3
 
-from cairn.core.errors import IntegrityError, NotAllowed, NotFoundError, SaveFailed, StateMismatch
+from cairn.core.errors import NotAllowed, NotFoundError, SaveFailed, StateMismatch
 from cairn.core.heap import collection_paused
-from cairn.core.ids import CheckpointId, Digest, ModelId
-from cairn.core.limits import LISTED_NAMES_MAX, READ_BYTES_TARGET
+from cairn.core.ids import CheckpointId, ModelId
+from cairn.core.limits import LISTED_NAMES_MAX
 from cairn.core.shown import Shown
-from cairn.loader.boxes import BoxPlan, StoredTensor, Target
-from cairn.loader.execute import execute, reading_threads
-from cairn.loader.placement import as_array
-from cairn.loader.plan import ReadPlan, plan_reads
+from cairn.loader.sharing import encode_wants
 from cairn.manifests.exactness import check_exact_enough
 from cairn.manifests.schema import TensorEntry
-from cairn.manifests.tiling import Box
 from cairn.manifests.values import decode_value
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.names import LATEST
 from cairn.registry.pins import pinned
 from cairn.registry.registry import Registry
 from cairn.registry.selectors import resolve
-from cairn.registry.within import Pages, pages_within, stored_within
+from cairn.store.backends.contract import waits
+from cairn.training.filling import Filling
+from cairn.training.hostreads import agree, first_of_hosts, host_of_process, members_of
 from cairn.training.leaves import Binding, Read, StoredScope
-from cairn.training.placements import Part
-from cairn.training.plaindata import torch_dtype
 from cairn.training.ranks import COORDINATOR, Ranks
 from cairn.training.tree import parts_of
-from cairn.training.windows import Windows
-
-# A worker holds the ranges of one batch and the plaintext of one chunk.
-_WORKER_BYTES = 2 * READ_BYTES_TARGET
-# Of 64 regions each, and so of some 20 kB of objects: 5 MB.
-_PAGES_AT_ONCE = 256
 
 
 class LoadReport(Shown, frozen=True):
     """What a load did on this rank.
 
     Args:
-        tensors: number of tensors filled; `bytes_wanted` of them on this rank, from `bytes_read` of storage.
+        tensors: number of tensors filled; `bytes_wanted` of them on this rank, from `bytes_read` of storage and
+            `bytes_shared` that other ranks of the host had read.
         seconds: by stage: resolve, plan, read, finish.
         casts, skipped: by name: converted from the recorded dtype; not loaded since state or checkpoint lacks them.
         not_asked: parts of the checkpoint that the state does not have.
@@ -68,6 +57,7 @@ class LoadReport(Shown, frozen=True):
     skipped: tuple[str, ...] = ()
     not_asked: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    bytes_shared: int = 0
 
 
 class LoadOptions(msgspec.Struct, frozen=True):
@@ -80,38 +70,33 @@ class LoadOptions(msgspec.Struct, frozen=True):
     casts: bool = False
     missing_ok: bool = False
     scopes: dict[str, str] = {}
+    share_reads: bool | None = None
 
 
 class _Vote(msgspec.Struct, frozen=True):
-    """What one rank found: what does not fit, and a name for the list of what it does not take."""
+    """What one rank found: what does not fit, a name for the list of what it does not take, with whom it would share.
+
+    Args:
+        host: of `host_of_process`; empty if this rank reads alone.
+    """
 
     problems: tuple[str, ...]
     missing: tuple[str, ...]
     extra: bytes
+    host: bytes = b""
 
 
 class _Verdict(msgspec.Struct, frozen=True):
-    """What the coordinator made of all votes."""
+    """What the coordinator made of all votes.
+
+    Args:
+        hosts: of `first_of_hosts`.
+    """
 
     problems: tuple[str, ...]
     missing: tuple[str, ...]
     extra: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class _Prepared:
-    """A plan for this rank: what is read in place, and what goes through slabs of host memory."""
-
-    windows: Windows
-    plan: BoxPlan = field(default_factory=BoxPlan)
-    reads: ReadPlan = field(default_factory=lambda: ReadPlan(()))
-    casts: list[str] = field(default_factory=list)
-
-    def counts(self) -> tuple[int, int, int]:
-        """Bytes wanted, bytes read, requests."""
-        reads = [self.reads, *self.windows.reads]
-        wanted = self.plan.bytes_wanted + self.windows.bytes_wanted
-        return wanted, sum(one.bytes_fetched for one in reads), sum(one.requests for one in reads)
+    hosts: tuple[int, ...] = ()
 
 
 class Loader:
@@ -160,9 +145,10 @@ class Loader:
                 hint=f"ask an owner to run: cairn grant MODEL IDENTITY --read {','.join(hidden)}",
             ) from error
         with collection_paused(), manifest.explained():
-            prepared = self._prepare(manifest, binding.reads)
+            filling = Filling.planned(manifest, binding.reads)
+        self._share(filling, verdict.hosts)
         begun = self._lap("plan", begun)
-        self._read(prepared, options)
+        self._read(filling, options)
         begun = self._lap("read", begun)
         notes = [*binding.notes, *(f"not granted to you: {name}" for name in hidden)]
         for finish in (*binding.finish, *binding.last):
@@ -170,8 +156,9 @@ class Loader:
         self._agree_on_success()
         self._lap("finish", begun)
         return LoadReport(
-            found[1], manifest.body.step, len(binding.reads), *prepared.counts(), self._seconds,
-            tuple(prepared.casts), (*verdict.missing, *verdict.extra), tuple(not_asked), tuple(notes),
+            found[1], manifest.body.step, len(binding.reads), seconds=self._seconds, casts=tuple(filling.casts),
+            skipped=(*verdict.missing, *verdict.extra), not_asked=tuple(not_asked), notes=tuple(notes),
+            **filling.counts(),
         )  # fmt: skip
 
     def _agree_on_success(self) -> None:
@@ -226,7 +213,8 @@ class Loader:
         extra = msgspec.msgpack.encode(sorted(binding.extra))
         digest = blake3(extra).digest()
         ranks.share(task, digest, extra)
-        ranks.tell(task, "vote", msgspec.msgpack.encode(_Vote(tuple(problems), tuple(binding.missing), digest)))
+        vote = _Vote(tuple(problems), tuple(binding.missing), digest, self._host(options))
+        ranks.tell(task, "vote", msgspec.msgpack.encode(vote))
         if ranks.coordinates:
             votes = ranks.wait(task, "vote", range(ranks.count), self._limit)
             ranks.tell(task, "verdict", msgspec.msgpack.encode(self._verdict(votes)))
@@ -257,45 +245,28 @@ class Loader:
             tuple(dict.fromkeys(problem for vote in opened for problem in vote.problems)),
             tuple(dict.fromkeys(name for vote in opened for name in vote.missing)),
             tuple(sorted(left or ())),
+            first_of_hosts([vote.host for vote in opened]),
         )
 
     # --- reading -------------------------------------------------------------------------------------
 
-    def _prepare(self, manifest: CheckpointManifest, reads: Sequence[Read]) -> _Prepared:
-        prepared = _Prepared(Windows())
-        for read, boxes, pages in _with_pages(manifest, reads):
-            leaf, dtype = read.leaf, torch_dtype(read.entry.dtype, f"tensor {read.entry.key}")
-            if leaf.dtype != read.entry.dtype:
-                prepared.casts.append(f"{leaf.key}: {read.entry.dtype} to {leaf.dtype}")
-            if not boxes:
-                continue
-            stored = stored_tensor(manifest, read.entry, boxes, pages)
-            for holding in leaf.holdings:
-                local = holding.local.detach()
-                if _takes_bytes(local, dtype):
-                    array = as_array(local)
-                    prepared.plan.add(stored, [Target(part.box, array[_within(part)]) for part in holding.parts])
-                else:
-                    for part in holding.parts:
-                        prepared.windows.add(stored, dtype, part.box, local[_within(part)])
-        index, keys = manifest.chunks.index, self._registry.opened.keys.chunk
-        prepared.reads = plan_reads(prepared.plan.groups(), index, keys)
-        prepared.windows.plan(index, keys)
-        return prepared
+    def _host(self, options: LoadOptions) -> bytes:
+        """With whom this rank would share reads: a local file system's page cache does that without any help."""
+        share = waits(self._registry.opened.backend) if options.share_reads is None else options.share_reads
+        return host_of_process() if share and self._ranks.count > 1 else b""
 
-    def _read(self, prepared: _Prepared, options: LoadOptions) -> None:
-        ranks, task, plan = self._ranks, self._task, prepared.plan
-        chunks = self._registry.chunks()
-        threads = reading_threads(chunks, _WORKER_BYTES)
-        recompute = options.verify != "aead"
-        try:
-            plan.copy_inline()
-            execute(prepared.reads, chunks, plan.deliver, threads, plan.place, recompute)
-            prepared.windows.fill(chunks, threads, recompute)
-        except IntegrityError as error:
-            raise IntegrityError(
-                f"the state is now unusable, since its tensors are filled in part: {error.message}", hint=error.hint
-            ) from error
+    def _share(self, filling: Filling, hosts: Sequence[int]) -> None:
+        """Agree with the other ranks of this host who fetches what, if there are any."""
+        members = members_of(hosts, self._ranks.rank)
+        if len(members) > 1:
+            ring = agree(self._ranks, self._task, members, encode_wants(filling.all_reads), self._limit)
+            if ring is not None:
+                check = partial(self._ranks.look, self._task, members, self._clock.monotonic())
+                filling.share(ring, self._registry.chunks(), self._clock, check)
+
+    def _read(self, filling: Filling, options: LoadOptions) -> None:
+        ranks, task = self._ranks, self._task
+        filling.fill(self._registry.chunks(), options.verify != "aead")
         if ranks.count > 1:
             ranks.tell(task, "read", b"")
             if ranks.coordinates:
@@ -325,41 +296,6 @@ def stored_scopes(manifest: CheckpointManifest, wanted: set[str]) -> tuple[dict[
 
 def _value(manifest: CheckpointManifest, entry: Any) -> Any:
     return decode_value(manifest.value_bytes(entry), f"value {entry.key} of {manifest.what}")
-
-
-def stored_tensor(
-    manifest: CheckpointManifest, entry: TensorEntry, boxes: Sequence[Box], pages: Pages | None = None
-) -> StoredTensor:
-    """Where an entry's bytes within some boxes are; `pages` are those of `pages_within`, if they have been read."""
-    return StoredTensor.of(entry, *stored_within(manifest, entry, boxes, pages))
-
-
-def _with_pages(manifest: CheckpointManifest, reads: Sequence[Read]) -> Iterator[tuple[Read, Sequence[Box], Pages]]:
-    """Each read with the boxes that it wants and the pages that tell where they are, some hundred pages at a time."""
-    waiting: list[tuple[Read, Sequence[Box]]] = []
-    needed: list[Digest] = []
-    for number, read in enumerate(reads, 1):
-        boxes = _boxes(read)
-        waiting.append((read, boxes))
-        needed += pages_within(manifest, read.entry, boxes) if boxes else ()
-        if len(needed) >= _PAGES_AT_ONCE or number == len(reads):
-            pages = manifest.fetch(needed)
-            yield from ((*one, pages) for one in waiting)
-            waiting, needed = [], []
-
-
-def _boxes(read: Read) -> list[Box]:
-    return [part.box for holding in read.leaf.holdings for part in holding.parts]
-
-
-def _takes_bytes(local: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether content can be put into a tensor's memory as it is."""
-    return local.is_cpu and local.dtype is dtype and not local.is_conj() and not local.is_neg()
-
-
-def _within(part: Part) -> tuple[Any, ...]:
-    """The index of a part in its local tensor."""
-    return (*(slice(o, o + n) for o, n in zip(part.local.offsets, part.local.lengths, strict=True)), ...)
 
 
 def _misfits(reads: Iterable[Read], casts: bool) -> Iterable[str]:

@@ -158,6 +158,18 @@ class Ranks:
             raise RankLost(failure.message, hint=failure.hint)
         raise SaveFailed(f"rank {failure.rank} failed: {failure.message}", hint=failure.hint)
 
+    def look(self, task: str, ranks: Iterable[int], since: float) -> None:
+        """Raise if the task has failed, or some of these ranks is lost; for who waits for them in another way.
+
+        Args:
+            since: when the waiting began, on the clock's monotonic time.
+
+        Raises:
+            SaveFailed, RankLost: names the rank and its cause.
+        """
+        self.check(task)
+        self._look_for_loss(task, set(ranks), self._clock.monotonic(), since)
+
     def _look_for_loss(self, task: str, missing: set[int], now: float, start: float) -> None:
         silent = []
         for rank in missing - {self.rank}:

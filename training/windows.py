@@ -20,6 +20,8 @@ from cairn.core.limits import MEMORY_BUDGET_BYTES
 from cairn.loader.boxes import NUMPY_OF_WIDTH, BoxPlan, StoredTensor, Target
 from cairn.loader.execute import execute
 from cairn.loader.plan import ReadPlan, plan_reads
+from cairn.loader.ring import SharedReads
+from cairn.loader.sharing import Extent, with_extents
 from cairn.manifests.pieces import cached_grid, cut_at_edges
 from cairn.manifests.tiling import Box
 from cairn.store.chunkstore import ChunkStore, Index
@@ -125,7 +127,12 @@ class Windows:
                 window.boxes.add(piece.stored, [Target(piece.box, slab.array(piece))])
             window.reads = plan_reads(window.boxes.groups(), index, keys)
 
-    def fill(self, chunks: ChunkStore, threads: int, recompute: bool) -> None:
+    def share(self, extents: Sequence[Extent]) -> None:
+        """Take from readers of the same host what lies in extents."""
+        for window in self._windows:
+            window.reads = with_extents(window.reads, extents)
+
+    def fill(self, chunks: ChunkStore, threads: int, recompute: bool, shared: SharedReads | None = None) -> None:
         """Read all windows and copy them on; returns when every target holds its content.
 
         Raises:
@@ -138,7 +145,7 @@ class Windows:
                 assert window.slab is not None
                 window.slab.wait()
                 window.boxes.copy_inline()
-                execute(window.reads, chunks, window.boxes.deliver, threads, window.boxes.place, recompute)
+                execute(window.reads, chunks, window.boxes.deliver, threads, window.boxes.place, recompute, shared)
                 _copy_on(window, window.slab)
         finally:
             for slab in self._slabs:

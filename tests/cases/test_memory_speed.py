@@ -76,7 +76,7 @@ def test_M01_M09_M10_a_load_takes_a_few_chunks_beyond_its_targets(
 ) -> None:
     """Bytes for another device go the way of those that are converted: through host memory, tensor by tensor."""
     # A batch of up to 8 MiB and a chunk for each thread.
-    monkeypatch.setattr("cairn.training.loading.reading_threads", lambda chunks, size: 1)
+    monkeypatch.setattr("cairn.training.filling.reading_threads", lambda chunks, size: 1)
     monkeypatch.setattr(Windows.__init__, "__defaults__", (4 * MIB, 4))
     disk.save({"w": tensors(16, 4)})
     targets = {name: torch.zeros_like(tensor) for name, tensor in tensors(16, 4).items()}
@@ -129,8 +129,8 @@ def test_M08_M16_no_content_of_a_store_is_mapped(disk: Runs, tmp_path: Path) -> 
     root = Path(cairn.__file__).parents[2]
     for folder in ("core", "store", "manifests", "registry", "loader", "training"):
         for path in (root / folder).rglob("*.py"):
-            # It lends pages of local files for the moment of a load, and of no others.
-            assert path.name == "mapped.py" or not MAPS.search(path.read_text()), path
+            # One lends pages of local files for the moment of a load, and of no others; one maps what is no file.
+            assert path.name in ("mapped.py", "memfd.py") or not MAPS.search(path.read_text()), path
     assert not {one for one in mapped._LOCAL if "nfs" in one or "fuse" in one}
     before = tensors(4, 2)
     disk.save({"w": before}, 1)

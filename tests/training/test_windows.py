@@ -15,8 +15,8 @@ from cairn.manifests.pieces import cut_at_edges
 from cairn.manifests.tiling import Box
 from cairn.registry.checkpoint import CheckpointManifest
 from cairn.registry.selectors import resolve
-from cairn.training import loading, windows
-from cairn.training.loading import stored_tensor
+from cairn.training import filling, windows
+from cairn.training.filling import stored_tensor
 from cairn.training.windows import Windows
 from tests.cases.training import MODEL, Runs, bits
 from tests.support.lanes import LazyLane, lazy_host
@@ -44,13 +44,13 @@ def use_slabs(monkeypatch: pytest.MonkeyPatch, slab_bytes: int, slabs: int) -> l
         made.append(Windows(slab_bytes, slabs))
         return made[-1]
 
-    monkeypatch.setattr(loading, "Windows", make)
+    monkeypatch.setattr(filling, "Windows", make)
     return made
 
 
 def by_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no tensor take content as it is."""
-    monkeypatch.setattr(loading, "_takes_bytes", lambda local, dtype: False)
+    monkeypatch.setattr(filling, "_takes_bytes", lambda local, dtype: False)
 
 
 def values(shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -182,6 +182,7 @@ def test_what_is_not_there_is_not_found(shell: Shell) -> None:
     assert "write NAME=VALUE" in shell("commit", str(shell.files), "m", "--metric", "loss", code=2)
     assert "'cairn branch m main -d'" in shell("tag", "m", "main", code=4)
     assert "write 'main'" in shell("tag", "m", "latest", code=2)
+    assert "on 'main' of 'm'\nnext:  'cairn log m'" in shell("show", "m@step:2", code=5)
     assert "'cairn branch m' and 'cairn tag m'" in shell("log", "m@nope", code=5)
     assert "there is nothing" in shell("commit", "absent", "m", code=5)
 

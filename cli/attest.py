@@ -26,8 +26,9 @@ def command() -> None:
 @command.command("show")
 @click.argument("selector", metavar="MODEL[@REF]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with the statements.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the signers' ids only.")
 @store_options
-def show(selector: str, as_json: bool) -> None:
+def show(selector: str, as_json: bool, quiet: bool) -> None:
     """List who has signed a checkpoint, as what, when, and whether that counts for you."""
     from cairn.registry.attestations import Attested
     from cairn.registry.statement import rfc3339
@@ -38,6 +39,10 @@ def show(selector: str, as_json: bool) -> None:
         trusted = noted_trust(registry.opened)
     if as_json:
         emit_json([_as_json(one) for one in found])
+        return
+    if quiet:
+        for actor in dict.fromkeys(one.place.signer for one in found if isinstance(one, Attested)):
+            emit(actor.hex())
         return
     rows, unfit = [], []
     for one in found:
@@ -81,8 +86,9 @@ def export(selector: str, by: str) -> None:
 @click.argument("selector", metavar="MODEL[@REF]")
 @click.option("--signer", "signers", multiple=True, metavar="IDENTITY", help="Who counts, instead of the noted.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code tells.")
 @store_options
-def check(selector: str, signers: tuple[str, ...], as_json: bool) -> None:
+def check(selector: str, signers: tuple[str, ...], as_json: bool, quiet: bool) -> None:
     """See that a trusted signer says of a checkpoint of this store that it is what is named; exit code 3 if not."""
     from cairn.registry.requirement import check_signed
     from cairn.registry.selectors import resolve
@@ -94,7 +100,7 @@ def check(selector: str, signers: tuple[str, ...], as_json: bool) -> None:
         vouched = check_signed(registry, model, checkpoint, selector, trust)
     if as_json:
         emit_json({"checkpoint": checkpoint.hex(), "vouched_by": [actor.hex() for actor in vouched.signers]})
-    else:
+    elif not quiet:
         emit(f"{safe(selector)} is {short(checkpoint)}, {vouched_for(vouched)}")
 
 
@@ -102,8 +108,9 @@ def check(selector: str, signers: tuple[str, ...], as_json: bool) -> None:
 @click.argument("file", type=PlainPath(path_type=Path))
 @click.option("--signer", "signers", multiple=True, required=True, metavar="IDENTITY", help="Whose signature counts.")
 @click.option("--json", "as_json", is_flag=True, help="Print the statement.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code tells.")
 @store_options
-def verify(file: Path, signers: tuple[str, ...], as_json: bool) -> None:
+def verify(file: Path, signers: tuple[str, ...], as_json: bool, quiet: bool) -> None:
     """Check the DSSE envelope in FILE by public keys alone, without a store; exit code 3 if no named signer signed."""
     import json
 
@@ -124,6 +131,7 @@ def verify(file: Path, signers: tuple[str, ...], as_json: bool) -> None:
     statement = statement_in(envelope, str(file))
     if as_json:
         emit_json(json.loads(envelope.payload))
+    if as_json or quiet:
         return
     subject = statement.subject
     emit(f"{safe(subject.name)} is checkpoint {subject.checkpoint.hex()}")

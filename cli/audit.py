@@ -36,8 +36,11 @@ for _outgoing in (export, gather, key, policy):
 @click.option("--type", "kinds", multiple=True, metavar="TYPE", help="Entries of this type only, as commit or gc.")
 @log_key_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the numbers of the log entries only.")
 @store_options
-def show(model: str | None, since: str | None, kinds: tuple[str, ...], log_key: Path | None, as_json: bool) -> None:
+def show(
+    model: str | None, since: str | None, kinds: tuple[str, ...], log_key: Path | None, as_json: bool, quiet: bool
+) -> None:
     """List who changed or read what, and when; of MODEL only, by its name or id."""
     from cairn.registry.audit import judge
     from cairn.registry.auditlines import Trail, Wanted, facts_of
@@ -55,8 +58,13 @@ def show(model: str | None, since: str | None, kinds: tuple[str, ...], log_key: 
     if as_json:
         emit_json([facts_of(line) for line in trail.lines])
         return
+    if not trail.lines and not quiet:
+        note("no entry fits: 'cairn audit log' lists all")
     for line in trail.lines:
-        _render_line(line, trail, people)
+        if quiet:
+            emit(str(line.n))
+        else:
+            _render_line(line, trail, people)
 
 
 @command.command("verify")
@@ -137,7 +145,10 @@ def prove(entry: int, length: int | None, log_key: Path | None) -> None:
     judge(whole, known).require_whole()
     size = length if length is not None else whole.head.length
     if not entry < size <= whole.head.length:
-        raise NotFoundError(f"the log has {whole.head.length} entries: no entry {entry} in the first {size}")
+        raise NotFoundError(
+            f"the log has {whole.head.length} entries: no entry {entry} in the first {size}",
+            hint="they count from 0; 'cairn audit log' lists them",
+        )
     leaves = whole.leaves[:size]
     proof: dict[str, Any] = {
         "origin": origin_of(log.view.store),

@@ -18,11 +18,12 @@ from cairn.cli.sending import COMPONENTS, left_out, selection_of
 @click.option("--only", multiple=True, type=click.Choice(COMPONENTS), help="Leave other components out.")
 @click.option("--history", is_flag=True, help="Fetch the checkpoints behind them too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the id of the new store only.")
 @requiring_options
 @store_options
 def command(
     url: str, folder: Path, selectors: tuple[str, ...], only: tuple[str, ...], history: bool, as_json: bool,
-    require: bool | None, signers: tuple[str, ...],
+    quiet: bool, require: bool | None, signers: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Make a store in DIR/.cairn of the tenant of the one at URL, which becomes its remote `origin`.
 
@@ -32,7 +33,7 @@ def command(
     from cairn.workspace.clone import clone
 
     key_file = store_choice().key_file
-    with ProgressBar(as_json) as progress:
+    with ProgressBar(quiet or as_json) as progress:
         path = Path(key_file) if key_file else None
         asked = required_signers(require, signers)
         result = clone(url, folder, selectors, path, ask_passphrase, progress, selection_of(only), history, asked)
@@ -48,8 +49,11 @@ def command(
             }
         )
         return
-    emit(f"cloned {safe(url)} into {safe(result.location)}")
-    emit(f"  {count(len(result.refs), 'branch or tag', 'branches and tags')}, {size(result.bytes_fetched)} fetched")
-    if result.older_left:
-        emit(f"  {left_out(result.older_left)}: 'cairn pull MODEL@REF --history' in it brings them")
+    if quiet:
+        emit(result.store.hex())
+    else:
+        emit(f"cloned {safe(url)} into {safe(result.location)}")
+        emit(f"  {count(len(result.refs), 'branch or tag', 'branches and tags')}, {size(result.bytes_fetched)} fetched")
+        if result.older_left:
+            emit(f"  {left_out(result.older_left)}: 'cairn pull MODEL@REF --history' in it brings them")
     note(f"Its key lies in {safe(str(result.key_file))}: copy it to a safe place.")

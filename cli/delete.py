@@ -92,7 +92,7 @@ def status(model: str | None, as_json: bool, quiet: bool) -> None:
         rows = [*(_model_row(one, now) for one in whole), *(_row(name, one, now) for name, one in listed)]
         table(("DELETED", "WHEN", "BY", "WHY", "RESTORABLE"), rows)
         if not rows:
-            note("nothing was deleted")
+            note("nothing was deleted: 'cairn delete plan MODEL' or MODEL@REF tells what would go")
 
 
 def _model_row(one: "GoneModel", now: int) -> tuple[str, ...]:
@@ -158,7 +158,10 @@ def confirm(model: str, of: str, yes: bool) -> None:
     from cairn.registry.receipts import confirm as put
 
     if not yes:
-        raise UsageError("this is a signed statement, which stays", hint="repeat the command with --yes")
+        raise UsageError(
+            f"this says in the log, signed and for good, that nothing opens {model!r} through {of!r} any more",
+            hint="repeat the command with --yes",
+        )
     with open_registry() as registry:
         registry.refresh()
         put(registry, find_deleted(registry, model), of)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cairn.cli.opening import PlainPath, open_registry
-from cairn.cli.output import count, emit, emit_json, safe, size, table
+from cairn.cli.output import emit, emit_json, safe, size, table
 from cairn.cli.planfiles import apply_options, plan_options, read_plan, say_what_is_next, write_plan
 from cairn.core.errors import BadInput, RefusedError, UsageError
 from cairn.core.ids import short
@@ -150,7 +150,7 @@ def _show(made: "DeletionPlan", as_json: bool, quiet: bool, freed: "Freed | None
         if freed is not None:
             emit(f"needed by nothing else: {size(freed.bytes_alone)}, for a later 'cairn gc apply' to free")
             readers = ", ".join(sorted({short(one) for one in freed.readers}))
-            emit(f"being read now: {count(len(freed.readers), 'time')}" + (f", by {readers}" if readers else ""))
+            emit(f"being read now: {readers or 'no'}")
 
 
 def _named(one: "Fate") -> tuple[str, str]:

@@ -22,8 +22,9 @@ def command() -> None:
 @click.argument("selector", metavar="MODEL|MODEL@ID")
 @click.option("-m", "--reason", required=True, metavar="TEXT", help="Why, such as a reference; sealed like names.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the hold's id only.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @store_options
-def add(selector: str, reason: str, quiet: bool) -> None:
+def add(selector: str, reason: str, quiet: bool, as_json: bool) -> None:
     """Hold a model with all that is committed to it, or one checkpoint; also what is deleted and can be restored."""
     from cairn.registry.holding import add_hold
     from cairn.registry.modeldeletion import find_restorable
@@ -32,9 +33,13 @@ def add(selector: str, reason: str, quiet: bool) -> None:
     with open_registry() as registry:
         registry.refresh()
         model, checkpoint = resolve_any(registry, selector) if "@" in selector else (None, None)
-        identifier = add_hold(registry, model or find_restorable(registry, selector), checkpoint, reason)
+        model = model or find_restorable(registry, selector)
+        identifier = add_hold(registry, model, checkpoint, reason)
     if quiet:
         emit(identifier.hex())
+    elif as_json:
+        held = checkpoint.hex() if checkpoint is not None else None
+        emit_json({"hold": identifier.hex(), "model_id": model.hex(), "checkpoint": held})
     else:
         emit(f"hold {short(identifier)} keeps {safe(selector)}")
         note(f"'cairn hold lift {short(identifier)}' ends it")
@@ -78,7 +83,7 @@ def show(model: str | None, as_json: bool, quiet: bool) -> None:
     else:
         table(("HOLD", "KEEPS", "SINCE", "BY", "WHY"), (_row(one, name, at) for one, name, at in found))
         if not found:
-            note("nothing is held")
+            note("nothing is held: 'cairn hold add MODEL[@ID] -m TEXT' keeps a model or checkpoint from deletion")
 
 
 def _row(one: "HeldBy", name: str, at: int | None) -> tuple[str, ...]:

@@ -14,8 +14,9 @@ from cairn.core.errors import UsageError
 @click.option("--passphrase", "by_passphrase", is_flag=True, help="Protect by CAIRN_PASSPHRASE, or one asked for.")
 @click.option("--service", metavar="KIND:KEY", help="Protect by a key service: aws-kms:ID, vault-transit:MOUNT/KEY.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the id of the store only.")
 @store_options
-def command(location: str | None, by_passphrase: bool, service: str | None, as_json: bool) -> None:
+def command(location: str | None, by_passphrase: bool, service: str | None, as_json: bool, quiet: bool) -> None:
     """Create a store in DIR/.cairn (default: here), or at a URL as it is; the key file goes to FILE if one is named."""
     from cairn.core.settings import Settings
     from cairn.registry.stores import create_store
@@ -35,7 +36,7 @@ def command(location: str | None, by_passphrase: bool, service: str | None, as_j
         ids = {"store": opened.store.hex(), "tenant": opened.tenant.hex()}
         emit_json({**ids, "location": opened.backend.url, "key_file": str(written) if written else None})
         return
-    emit(f"created store {opened.store.hex()} in {safe(opened.backend.url)}")
+    emit(opened.store.hex() if quiet else f"created store {opened.store.hex()} in {safe(opened.backend.url)}")
     if service is not None:
         note(f"Its key is sealed by {safe(service)} and lies in the store. Without that service nobody can read it.")
     elif written is None:

@@ -18,8 +18,9 @@ def command() -> None:
 
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the ids of the models only.")
 @store_options
-def show(as_json: bool) -> None:
+def show(as_json: bool, quiet: bool) -> None:
     """List the generations of the root key and of all models' keys, and where rotation is due."""
     from cairn.core.ids import ModelId
     from cairn.registry.models import name_or_id
@@ -35,6 +36,10 @@ def show(as_json: bool) -> None:
             rows.append({"model": name, "generations": keys, "due": due, "readers": len(model.readers)})
     if as_json:
         emit_json({"root": state.root_generation, "root_due": state.root_exposed, "models": rows})
+        return
+    if quiet:
+        for identifier in state.models:
+            emit(identifier.hex())
         return
     emit(f"root key: generation {state.root_generation}" + (", known to a former owner" if state.root_exposed else ""))
     table(
@@ -66,7 +71,7 @@ def rotate(models: tuple[str, ...], due: bool) -> None:
         for model in [find_model(registry, name) for name in models]:
             rotate_model(registry, model)
         number = len(rotate_exposed(registry)) if due else len(models)
-    emit(f"rotated the keys of {count(number, 'model')}")
+    emit(f"rotated the keys of {count(number, 'model')}" if number else "no rotation is due")
 
 
 @command.command("rewrap")

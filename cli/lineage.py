@@ -27,8 +27,10 @@ _Facts = dict["CheckpointId", dict[str, Any]]
     "--format", "form", type=click.Choice(["tree", "dot", "json"]), default="tree", show_default=True,
     help="How it is written: for people, for Graphviz, or as one JSON object.",
 )  # fmt: skip
+@click.option("--json", "form", flag_value="json", help="The same as --format json.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the ids of the checkpoints only.")
 @store_options
-def command(selector: str, up: bool, down: bool, depth: int | None, form: str) -> None:
+def command(selector: str, up: bool, down: bool, depth: int | None, form: str, quiet: bool) -> None:
     """Show what a checkpoint was made from, or what was made from it, across the models of the store."""
     from cairn.registry.lineage import ancestors, descendants, resolve_start
 
@@ -41,7 +43,8 @@ def command(selector: str, up: bool, down: bool, depth: int | None, form: str) -
     if form == "json":
         emit_json(_as_json(lineage, facts, "down" if down else "up"))
         return
-    for line in _dot(lineage, facts) if form == "dot" else _tree(lineage, facts, down):
+    ids = (node.id.hex() for node in lineage.nodes)
+    for line in ids if quiet else _dot(lineage, facts) if form == "dot" else _tree(lineage, facts, down):
         emit(line)
     if not lineage.complete:
         note(f"note: only the nearest {len(lineage.nodes)} checkpoints are shown")

@@ -17,6 +17,7 @@ class RefRequest(NamedTuple):
     delete: bool
     force: bool
     as_json: bool
+    quiet: bool
 
 
 def run_ref_command(request: RefRequest) -> None:
@@ -40,6 +41,9 @@ def _list(request: RefRequest) -> None:
         refs = [ref for ref in list_refs(registry, model) if ref.kind == request.kind]
     if request.as_json:
         emit_json([{"name": ref.name, "checkpoint": ref.checkpoint.hex()} for ref in refs])
+    elif request.quiet:
+        for ref in refs:
+            emit(safe(ref.name))
     else:
         table((request.kind.upper(), "CHECKPOINT"), [(ref.name, short(ref.checkpoint)) for ref in refs])
         if not refs:
@@ -63,16 +67,17 @@ def _delete(request: RefRequest, name: str) -> None:
 def _move(request: RefRequest, name: str) -> None:
     from cairn.registry.models import move_ref, ref_kind, ref_value
     from cairn.registry.names import check_ref_name
-    from cairn.registry.selectors import resolve
+    from cairn.registry.selectors import parse_selector, resolve
 
     check_ref_name(name)
     with open_registry() as registry:
         model, target = resolve(registry, request.selector)
         current, kind = ref_value(registry, model, name), ref_kind(registry, model, name)
         if kind not in (None, request.kind):
+            removal = f"cairn {kind} {parse_selector(request.selector).model} {name} -d"
             raise RefMoved(
                 f"{name!r} is a {kind}; tags and branches share their names",
-                hint=f"choose another name, or remove it with 'cairn {kind} MODEL NAME --delete'",
+                hint=f"choose another name, or remove it: '{removal}'",
             )
         if current is not None and not request.force:
             raise RefMoved(
@@ -85,5 +90,7 @@ def _move(request: RefRequest, name: str) -> None:
 def _report(request: RefRequest, text: str, name: str, old: bytes | None, new: bytes | None) -> None:
     if request.as_json:
         emit_json({"name": name, "old": old.hex() if old else None, "new": new.hex() if new else None})
+    elif request.quiet:
+        emit((new or old or b"").hex())
     else:
         emit(text)

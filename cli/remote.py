@@ -51,8 +51,9 @@ def add(name: str, url: str, create: bool, remote_key_file: str | None, require_
 
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the names only.")
 @store_options
-def show(as_json: bool) -> None:
+def show(as_json: bool, quiet: bool) -> None:
     """List the remotes of this store."""
     from cairn.registry.remotes import Remotes
 
@@ -66,8 +67,12 @@ def show(as_json: bool) -> None:
             }
         )
         return
+    if quiet:
+        for name in known:
+            emit(name)
+        return
     rows = [(name, one.url, "signed only" if one.require_signed else "") for name, one in known.items()]
-    table(("name", "url", "takes"), rows)
+    table(("NAME", "URL", "TAKES"), rows)
     if not known:
         note("no remotes: 'cairn remote add NAME URL' names one, with --create it makes the store too")
 

@@ -68,9 +68,9 @@ def plan(selector: str, output: Path | None, as_json: bool, quiet: bool, **optio
     with open_registry() as registry:
         made = _plan(registry, selector, rules)
     _warn_of_metrics(made, rules)
+    _show(made, as_json, quiet)
     if output is not None:
         write_plan(made, output, "retain")
-    _show(made, as_json, quiet)
 
 
 @command.command("apply")

@@ -83,7 +83,7 @@ def run(
     if push and sent.appended_to:
         theirs = f"{selector.rpartition('@')[0] or selector}@{short(sent.appended_to)}"
         note(f"note: it was appended to {short(sent.appended_to)}, which this store does not have")
-        note(f"next:  {safe(' '.join(filter(None, ('cairn pull', theirs, remote))))} --to BRANCH brings that here")
+        note(f"next: {safe(' '.join(filter(None, ('cairn pull', theirs, remote))))} --to BRANCH brings that here")
 
 
 def selection_of(only: Iterable[str], tensors: tuple[str, ...] = ()) -> "Selection":

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 @click.option("--tensors", is_flag=True, help="List the tensors too.")
 @click.option("--plan", metavar="SHARE", help="What rank R of N would read, as R/N or R/N:AXIS.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the checkpoint id only.")
 @store_options
-def command(selector: str, tensors: bool, plan: str | None, as_json: bool) -> None:
+def command(selector: str, tensors: bool, plan: str | None, as_json: bool, quiet: bool) -> None:
     """Show the facts of a checkpoint, and its tensors."""
     from cairn.manifests.dtypes import nbytes
     from cairn.manifests.schema import TensorEntry
@@ -28,6 +29,9 @@ def command(selector: str, tensors: bool, plan: str | None, as_json: bool) -> No
 
     with open_registry() as registry:
         model, checkpoint = resolve(registry, selector)
+        if quiet:
+            emit(checkpoint.hex())
+            return
         manifest = CheckpointManifest(registry, model, checkpoint, readable_only=True)
         meta = open_meta(registry, model, manifest.state)
         roots = {component: manifest.root(component) for component in manifest.components}

@@ -66,7 +66,7 @@ def command(
         )
     else:
         emit(f"signed {safe(subject.name)} as {short(subject.checkpoint)} by {short(place.signer)}, entry {place.n}")
-        note("next:  cairn push brings the signature to others, who name you with: cairn trust add IDENTITY")
+        note("next: cairn push brings the signature to others, who name you with: cairn trust add IDENTITY")
 
 
 def _model_signing(selector: str, destination: Path, private_key: Path, form: str, as_json: bool, quiet: bool) -> None:
@@ -89,4 +89,4 @@ def _model_signing(selector: str, destination: Path, private_key: Path, form: st
         emit(f"wrote {short(checkpoint)} to {safe(str(destination))}: {count(made.files, 'file')}, signed in model.sig")
         for path in made.left_out:
             note(f"note: {safe(path)} is not signed: model signing leaves files of git out")
-        note("next:  model_signing verify key DEST --signature DEST/model.sig --public_key PUBLIC_PEM")
+        note("next: model_signing verify key DEST --signature DEST/model.sig --public_key PUBLIC_PEM")

@@ -31,8 +31,9 @@ def add(identity: str, models: tuple[str, ...], name: str) -> None:
 
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the signers' ids only.")
 @store_options
-def show(as_json: bool) -> None:
+def show(as_json: bool, quiet: bool) -> None:
     """List whose signatures count."""
     from cairn.registry.trust import noted_trust
 
@@ -45,6 +46,10 @@ def show(as_json: bool) -> None:
                 for one in known.signers
             ]
         )
+        return
+    if quiet:
+        for one in known.signers:
+            emit(one.actor.hex())
         return
     rows = [(short(one.actor), one.name, ", ".join(one.models) or "all models") for one in known.signers]
     table(("SIGNER", "NAME", "COUNTS FOR"), rows)

@@ -108,6 +108,8 @@ def _render_next(report: "VerifyReport", repair: bool) -> None:
         emit("next: 'cairn verify --repair' mends what this store or one of its remotes still has.")
         emit("      Stored objects never change, so any intact copy of a named one can be put back in its place too;")
         emit("      without a copy, commit the affected checkpoints again from their files.")
+    if report.deleted:
+        emit("      What is deleted is mended once 'cairn delete restore' has brought it back; 'gc apply' drops it.")
     emit("      Then run 'cairn verify --full' again.")
     if report.checkpoints:
         emit("      All other checkpoints can be checked out as before.")
@@ -123,6 +125,7 @@ def _render_group(problems: "list[Problem]", report: "VerifyReport") -> None:
         affected = [problem for problem in same if problem.model]
         for problem in affected[:_AFFECTED_SHOWN]:
             model = safe(report.names.get(problem.model, "")) or f"model {problem.model}"
-            emit(f"    affects {model}@{problem.checkpoint[:12]}" if problem.checkpoint else f"    affects {model}")
+            which = f"@{problem.checkpoint[:12]}" if problem.checkpoint else ""
+            emit(f"    affects {model}{which}" + (" (deleted)" if problem.checkpoint in report.deleted else ""))
         if len(affected) > _AFFECTED_SHOWN:
             emit(f"    and {len(affected) - _AFFECTED_SHOWN} more")

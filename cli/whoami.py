@@ -9,8 +9,9 @@ from cairn.core.ids import short
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("-q", "--quiet", is_flag=True, help="Print your actor id only.")
 @store_options
-def command(as_json: bool) -> None:
+def command(as_json: bool, quiet: bool) -> None:
     """Print your actor id, your role in this store, and what was granted to you."""
     from cairn.cli.members import grant_rows, shown_grants
     from cairn.registry.rights import Role
@@ -30,6 +31,8 @@ def command(as_json: bool) -> None:
     }
     if as_json:
         emit_json(found)
-        return
-    emit(f"{short(actor)} is {role or 'nobody'} in store {opened.store.hex()} of tenant {opened.tenant.hex()}")
-    table(("MODEL", "READ", "WRITE"), shown_grants(grants))
+    elif quiet:
+        emit(actor.hex())
+    else:
+        emit(f"{short(actor)} is {role or 'nobody'} in store {opened.store.hex()} of tenant {opened.tenant.hex()}")
+        table(("MODEL", "READ", "WRITE"), shown_grants(grants))

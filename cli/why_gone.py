@@ -8,12 +8,12 @@ from cairn.core.ids import short
 
 
 @click.command()
-@click.argument("subject", metavar="CHECKPOINT|OBJECT")
+@click.argument("subject", metavar="MODEL[@REF]|CHECKPOINT|OBJECT")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the numbers of the log entries only.")
 @store_options
 def command(subject: str, as_json: bool, quiet: bool) -> None:
-    """Say which log entries made, deleted, condemned and removed a checkpoint or an object: who, when, why."""
+    """Say which log entries made, deleted, condemned and removed something: who, when, why."""
     from cairn.gc.subject import subject_of
     from cairn.gc.why_gone import why_gone
 
@@ -37,8 +37,8 @@ def command(subject: str, as_json: bool, quiet: bool) -> None:
         for one in gone.events:
             emit(str(one.n))
     else:
-        emit(what.name)
+        emit(safe(what.name))
         emit(f"  {safe(gone.text)}")
         for one in gone.events:
             who = f"{when(one.claimed_at)}  by {short(one.actor)}"
-            emit(f"  entry {one.n:>6}  {who}  {one.type:<12} {safe(one.text)}")
+            emit(f"  entry {one.n:>6}  {who}  {one.type:<13} {safe(one.text)}")

@@ -7,7 +7,7 @@ from cairn.cli.output import emit, emit_json, safe
 
 
 @click.command()
-@click.argument("subject", metavar="OBJECT|ID")
+@click.argument("subject", metavar="MODEL[@REF]|OBJECT|ID")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the ids of what keeps it only.")
 @store_options

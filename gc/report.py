@@ -40,6 +40,7 @@ class VerifyReport:
         chunks_unnamed: chunks whose digest stands in no readable manifest: only their headers could be checked.
         leftover_objects, leftover_bytes: objects that no entry names, which interrupted writers left.
         names: names of affected models, by id, where their keys open.
+        deleted: ids of affected checkpoints that are deleted and can be restored.
         whole: model and checkpoint of all that is here in full and that nothing hurts.
     """
 
@@ -60,6 +61,7 @@ class VerifyReport:
     leftover_objects: int = 0
     leftover_bytes: int = 0
     names: dict[str, str] = field(default_factory=dict)
+    deleted: frozenset[str] = frozenset()
     whole: tuple[tuple[ModelId, CheckpointId], ...] = ()
 
 

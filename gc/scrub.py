@@ -26,7 +26,14 @@ from cairn.gc.orphans import report_orphans
 from cairn.gc.places import Damage, Places
 from cairn.gc.remark import several
 from cairn.gc.report import Findings, VerifyReport
-from cairn.gc.roots import all_roots, live_checkpoints, named_objects, packs_in_force, roots_by_value
+from cairn.gc.roots import (
+    all_roots,
+    deleted_checkpoints,
+    live_checkpoints,
+    named_objects,
+    packs_in_force,
+    roots_by_value,
+)
 from cairn.gc.scrub_chunks import ChunkCounts, ChunkScrub, PackCounts
 from cairn.gc.scrub_keys import check_keys
 from cairn.gc.scrub_log import affected_by, check_log
@@ -139,7 +146,7 @@ class Scrub:
         Blame(opened, self.places, self.manifests, findings).run(all_roots(state))
         if self.manifests.closed:
             findings.notes.append(
-                f"{self.manifests.closed} components were not granted to you: their roots are those that were "
+                f"{several(self.manifests.closed, 'component')} not granted to you: the roots are those that were "
                 "committed, and what they say was not read"
             )
         if self.manifests.forgotten:
@@ -172,6 +179,7 @@ class Scrub:
             leftover_objects=len(leftovers),
             leftover_bytes=sum(stored[name] for name in leftovers),
             names={model.hex(): self._name(model) for model in readable if model.hex() in affected},
+            deleted=frozenset(root.checkpoint.hex() for root in deleted_checkpoints(state)) & hurt,
             whole=tuple(
                 (root.model, root.checkpoint) for root in roots
                 if root.checkpoint.hex() not in hurt and not root.state.partial and root.model in readable
@@ -185,9 +193,10 @@ class Scrub:
             known = len(self.manifests.packs)
             self.manifests.check(root)
             found.setdefault(name, []).extend(list(self.manifests.packs)[known:])
-        for root in all_roots(self.state):
-            if root.model in self.state.deleted or root.checkpoint in self.state.models[root.model].gone:
-                self.manifests.check_deleted(root)
+        known = len(self.manifests.packs)
+        for root in deleted_checkpoints(self.state):
+            self.manifests.check_deleted(root)
+        found["deleted checkpoints"] = list(self.manifests.packs)[known:]
         found[_UNNEEDED] = [number for number in packs_in_force(self.state) if number not in self.manifests.packs]
         return found
 
@@ -218,15 +227,15 @@ class Scrub:
             self._memory.add(pack_key(self.state.pack(number)), counts.unnamed, self.state.length)
 
     def _something_went(self) -> bool:
-        """Whether a collector or a deletion went on since the look began, so that what it saw may be no damage."""
+        """Whether a collector went on since the look began, so that what it saw may be no damage."""
         before, now = self.state, self._registry.refresh()
-        after = {(root.model, root.checkpoint) for root in live_checkpoints(now)}
+        after = {(root.model, root.checkpoint) for root in all_roots(now)}
         return (
             (before.epoch, before.floor, before.swept) != (now.epoch, now.floor, now.swept)
             or before.condemned != now.condemned
             or before.condemned_objects != now.condemned_objects
             or any(piece not in now.pieces for piece in before.pieces)
-            or any((root.model, root.checkpoint) not in after for root in live_checkpoints(before))
+            or any((root.model, root.checkpoint) not in after for root in all_roots(before))
         )
 
     def _name(self, model: ModelId) -> str:

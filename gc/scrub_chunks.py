@@ -125,7 +125,7 @@ class ChunkScrub:
         what = f"{named[0].name.lower() if named else 'chunk'} {short(identifier)}"
         if named is None:
             counts.unnamed += 1
-            counts.blind += identifier in self._manifests.needed
+            counts.blind += self._manifests.keeps(identifier)
         try:
             if len(view) != at.length:
                 raise IntegrityError(f"{what} cannot be read")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from cairn.core.errors import CairnError, IntegrityError, ObjectNotFound
 from cairn.core.limits import LOG_ENTRY_BYTES_MAX
 from cairn.gc.report import NOBODY, Findings, Target
+from cairn.gc.roots import all_roots
 from cairn.gc.scrub_shortcuts import ShortcutScrub
 from cairn.registry.entries import open_entry
 from cairn.registry.localfiles import Head
@@ -26,12 +27,16 @@ Affected = Callable[[int], Iterable[Target]]
 
 
 def affected_by(state: State) -> Affected:
-    """Which checkpoints an entry made, by its position: those that are lost to whoever reads the log anew."""
+    """Which checkpoints an entry made, by its position: those that are lost to whoever reads the log anew.
+
+    Deleted ones that can be restored are among them.
+    """
     made: dict[int, list[Target]] = {}
-    for model, held in state.models.items():
-        for checkpoint, committed in held.checkpoints.items():
-            made.setdefault(committed.n, []).append((model.hex(), checkpoint.hex()))
-            made.setdefault(held.created_n, []).append((model.hex(), checkpoint.hex()))
+    models = state.kept_models()
+    for root in all_roots(state):
+        for n in (root.state.n, models[root.model].created_n):
+            made.setdefault(n, []).append((root.model.hex(), root.checkpoint.hex()))
+    for model, held in models.items():
         made.setdefault(held.created_n, [(model.hex(), "")])
     return lambda n: made.get(n, [NOBODY])
 

@@ -19,10 +19,10 @@ from cairn.store.crypto.components import ComponentClass
 
 
 class ManifestScrub:
-    """Walks the manifests of live checkpoints and gathers what they need.
+    """Walks the manifests of checkpoints, deleted ones that can be restored too, and gathers what they need.
 
     Attributes:
-        needed: ids of all chunks and pages.
+        needed: ids of all chunks and pages of live checkpoints.
         restorable: what only deleted checkpoints need that can be restored.
         unplaced: those of both that neither an index piece nor a footer lists.
         forgotten: number of those that are placed, but not in this machine's own index.
@@ -48,7 +48,7 @@ class ManifestScrub:
 
     def open(self, root: Root) -> CheckpointManifest:
         """A manifest that reads its pages from where the store itself says that they are."""
-        manifest = CheckpointManifest(self._registry, root.model, root.checkpoint)
+        manifest = CheckpointManifest(self._registry, root.model, root.checkpoint, state=root.state)
         manifest.chunks = ChunkStore(self._registry.opened.access, self._places)
         return manifest
 
@@ -61,7 +61,19 @@ class ManifestScrub:
         return opens
 
     def check(self, root: Root) -> None:
-        """Check everything that makes up one checkpoint, its chunks' bytes excepted."""
+        """Check everything that makes up a live checkpoint, its chunks' bytes excepted."""
+        self._place(self._named_by(root), self.needed)
+
+    def check_deleted(self, root: Root) -> None:
+        """The same of a deleted checkpoint that can be restored; after all others."""
+        self._place(self._named_by(root) - self.needed, self.restorable)
+
+    def keeps(self, identifier: ContentId) -> bool:
+        """Whether anybody needs a chunk or page, or would if he were restored."""
+        return identifier in self.needed or identifier in self.restorable
+
+    def _named_by(self, root: Root) -> set[ContentId]:
+        """What a checkpoint needs, as far as that can be read; what is wrong with it becomes a finding."""
         target = (root.model.hex(), root.checkpoint.hex())
         manifest = None
         with self._findings.about(root.state.body.object_name("body"), [target]):
@@ -87,19 +99,7 @@ class ManifestScrub:
             if lacking or surplus:
                 raise IntegrityError(f"it lacks {lacking} ids that the manifest names and lists {surplus} others")
             del self.unlisted[root.model, root.checkpoint]
-        self._place(named - self.needed)
-
-    def check_deleted(self, root: Root) -> None:
-        """Take in what a deleted checkpoint needs that can be restored, by its list alone; after all others."""
-        target = (root.model.hex(), root.checkpoint.hex())
-        with self._findings.about(root.state.reachability.object_name("reach"), [target]):
-            fresh = set(read_reachability(self._registry.opened, root.state)) - self.needed - self.restorable
-            self.restorable.update(fresh)
-            self.unplaced.update(one for one in fresh if not self._places.locations(one, marked=True))
-
-    def keeps(self, identifier: ContentId) -> bool:
-        """Whether anybody needs a chunk or page, or would if he were restored."""
-        return identifier in self.needed or identifier in self.restorable
+        return named
 
     def _component(self, manifest: CheckpointManifest, ref: RootRef, root: Root, named: set[ContentId]) -> bool:
         """Read a component's pages; True if all that they name is known."""
@@ -117,8 +117,10 @@ class ManifestScrub:
             raise IntegrityError(f"it counts {opened.entries} entries where its pages hold {entries}")
         return whole
 
-    def _place(self, fresh: set[ContentId]) -> None:
-        self.needed.update(fresh)
+    def _place(self, named: set[ContentId], known: set[ContentId]) -> None:
+        """Find the packs of what is named, which joins what is known."""
+        fresh = named - known
+        known.update(fresh)
         packs = set[int]()
         for one in fresh:
             places = self._places.locations(one, marked=True)

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cairn.core.errors import CairnError, NotFoundError, ObjectNotFound
+from cairn.core.ids import ModelId, short
 from cairn.gc.subject import Subject
 from cairn.registry.entries import (
     Commit,
     Condemn,
     Entry,
+    ModelCreate,
     Payload,
     Quarantine,
     Supply,
@@ -19,8 +21,18 @@ from cairn.registry.entries import (
     open_entry,
     payload_of,
 )
-from cairn.registry.entries_deletion import Drop, Restore, Tombstone
+from cairn.registry.entries_deletion import (
+    Confirm,
+    Destroyed,
+    Drop,
+    ModelDelete,
+    ModelRestore,
+    Restore,
+    Shred,
+    Tombstone,
+)
 from cairn.registry.log import read_from
+from cairn.registry.models import name_or_id
 from cairn.registry.numbers import within
 from cairn.registry.registry import Registry
 from cairn.registry.state import OBJECT_KEY_BYTES, object_key, pack_keys
@@ -51,14 +63,18 @@ class Gone:
 
 
 def why_gone(registry: Registry, subject: Subject) -> Gone:
-    """What became of a checkpoint or an object.
+    """What became of a checkpoint, an object or a deleted model.
 
     Raises:
         NotFoundError: the log never named it.
     """
     state = registry.refresh()
-    events = tuple(_Events(registry, subject).run())
-    if subject.checkpoint:
+    log = _Events(registry, subject)
+    events = tuple(log.run())
+    deleted = log.models & state.deleted.keys()
+    if deleted:
+        here, text = False, _deleted_model(registry, ModelId(deleted.pop()), "it" if subject.model else "its model")
+    elif subject.checkpoint:
         here, text = _checkpoint(registry, subject)
     elif subject.content is not None:
         here, text = True, "it is in the index; 'cairn why-kept' tells who needs it"
@@ -79,16 +95,26 @@ def why_gone(registry: Registry, subject: Subject) -> Gone:
 
 def _checkpoint(registry: Registry, subject: Subject) -> tuple[bool, str]:
     for identifier, model in registry.state.kept_models().items():
-        if identifier in registry.state.deleted and subject.checkpoint in model.checkpoints:
-            return False, "its model was deleted and can still be restored: 'cairn delete restore'"
         if subject.checkpoint in model.checkpoints:
             return True, "it is here; 'cairn why-kept' tells why"
         gone = model.gone.get(subject.checkpoint)
         if gone is not None and gone.checkpoint is not None:
-            return False, f"it was deleted ({gone.cause}) and can still be restored: 'cairn delete restore'"
+            name = f"{name_or_id(registry, ModelId(identifier))}@{short(subject.checkpoint)}"
+            return False, f"it was deleted ({gone.cause}) and can be restored: 'cairn delete restore {name}'"
         if gone is not None:
             return False, f"it was deleted ({gone.cause}) and can no longer be restored"
     return False, "the log does not know it any more"
+
+
+def _deleted_model(registry: Registry, model: ModelId, what: str) -> str:
+    gone = registry.state.deleted[model]
+    if gone.model is not None:
+        hint = f"'cairn delete restore {name_or_id(registry, model)}'; 'cairn delete status' tells until when"
+        return f"{what} was deleted ({gone.cause}) and can be restored: {hint}"
+    text = f"{what} was deleted ({gone.cause}) and can no longer be restored"
+    if gone.destroyed_n is None:
+        return f"{text}: 'cairn gc apply --yes' destroys its keys"
+    return f"{text}, its keys are destroyed: 'cairn receipt create {model.hex()} -o FILE' accounts for it"
 
 
 def _is_stored(registry: Registry, name: str) -> bool:
@@ -105,6 +131,8 @@ class _Events:
         self._void = {void.n for void in registry.state.voids}
         # A checkpoint's own objects, once its commit was met: its body goes with it.
         self._keys = {subject.key} if subject.key else set[bytes]()
+        # The one that was asked for, and those that a checkpoint was committed to: it goes with its model.
+        self.models = {subject.model} if subject.model else set[bytes]()
 
     def run(self) -> Iterator[Event]:
         opened = self._registry.opened
@@ -122,6 +150,9 @@ class _Events:
 
     def _about(self, entry: Entry, payload: Payload) -> str:
         checkpoint = self._subject.checkpoint
+        if isinstance(payload, ModelCreate | ModelDelete | ModelRestore | Shred | Confirm | Destroyed):
+            named = payload.models if isinstance(payload, Destroyed) else (payload.model,)
+            return _of_model(payload) if self.models.intersection(named) else ""
         if checkpoint and isinstance(payload, Commit | Supply | Quarantine) and payload.checkpoint == checkpoint:
             return self._of_checkpoint(payload)
         if checkpoint and isinstance(payload, Tombstone | Restore | Drop | Verified):
@@ -139,6 +170,7 @@ class _Events:
     def _of_checkpoint(self, payload: Commit | Supply | Quarantine) -> str:
         if isinstance(payload, Quarantine):
             return "let collection go on without its list, which was damaged"
+        self.models.add(payload.model)
         if payload.body is not None:
             self._keys = {object_key(payload.body, "body")}
         return "committed it" if isinstance(payload, Commit) else "brought content of it"
@@ -158,6 +190,22 @@ class _Events:
             named += [object_key(root.object, "root") for root in payload.roots]
             named.append(object_key(payload.reachability, "reach"))
         return self._subject.key in named
+
+
+def _of_model(payload: ModelCreate | ModelDelete | ModelRestore | Shred | Confirm | Destroyed) -> str:
+    match payload:
+        case ModelCreate():
+            return "made the model"
+        case ModelDelete():
+            return f"deleted the model ({payload.cause or 'no cause given'})"
+        case ModelRestore():
+            return "restored the model"
+        case Shred():
+            return "decided to destroy the model's keys: from here on it cannot be restored"
+        case Confirm():
+            return f"said that what could open it elsewhere is gone: {payload.of}"
+        case Destroyed():
+            return "destroyed the model's keys"
 
 
 def _of_list(payload: Tombstone | Restore | Drop | Verified) -> str:

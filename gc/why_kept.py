@@ -47,6 +47,8 @@ class _Kept:
         self._silence = Silence.of(self._opened, self._state)
 
     def reasons(self, subject: Subject) -> Iterator[Reason]:
+        if subject.model:
+            raise NotFoundError(f"{subject.name} was deleted", hint="'cairn why-gone' tells what became of it")
         if subject.checkpoint:
             yield from self._checkpoint(subject)
         elif subject.content is not None:

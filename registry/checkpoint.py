@@ -55,23 +55,30 @@ class CheckpointManifest:
     """The manifest of one checkpoint, read lazily and checked at every step."""
 
     def __init__(
-        self, registry: Registry, model: ModelId, checkpoint: CheckpointId, *, readable_only: bool = False
+        self,
+        registry: Registry,
+        model: ModelId,
+        checkpoint: CheckpointId,
+        *,
+        readable_only: bool = False,
+        state: Checkpoint | None = None,
     ) -> None:
         """Read and check the body.
 
         Args:
             readable_only: leave out the components that this user was not granted, unless those are all; `hidden` then
                 names them.
+            state: of a checkpoint that is deleted and can be restored.
 
         Raises:
-            GoneError: it was deleted.
+            GoneError: it was deleted, and no state is given.
             IntegrityError: the body is missing, damaged, or not the one that the id speaks for.
         """
         self.model, self.id = model, checkpoint
         self.chunks: ChunkStore = registry.chunks()
         self._registry, self._opened = registry, registry.opened
         self.what = f"checkpoint {short(checkpoint)}"
-        self.state = committed(registry, model, checkpoint)
+        self.state = state or committed(registry, model, checkpoint)
         self.body = read_body(registry, model, checkpoint, self.state)
         lacking = self._not_granted() if readable_only else []
         self.hidden = lacking if len(lacking) < len(self.state.roots) else []

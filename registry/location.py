@@ -6,12 +6,13 @@ message repeats what it carries.
 
 import os
 import re
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from cairn.core.clock import SystemClock
-from cairn.core.errors import NotAllowed, NotAStore, UsageError
+from cairn.core.errors import NotAllowed, NotAStore, RefusedError, UsageError
 from cairn.core.settings import S3Settings
 from cairn.store.backends.contract import Backend
 from cairn.store.backends.posix import PosixBackend
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from cairn.store.backends.connections import Place
 
 FOLDER = ".cairn"
+# How the format record of a store begins.
+_STORE_MARK = b'{"cairn store"'
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}", re.ASCII)
 _PREFIX = re.compile(r"[\w.=+~-]+(/[\w.=+~-]+)*", re.ASCII)
@@ -63,6 +66,24 @@ def find_store(start: Path) -> str:
     )
 
 
+def is_store(folder: bytes) -> bool:
+    """Whether a folder is itself a store."""
+    try:
+        # Without O_NONBLOCK, a pipe of that name would wait for its writer.
+        file = os.open(os.path.join(folder, b"format"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(file).st_mode) and os.read(file, len(_STORE_MARK)) == _STORE_MARK
+    finally:
+        os.close(file)
+
+
+def store_around(path: Path) -> Path | None:
+    """The store that a path lies in, if any."""
+    return next((folder for folder in path.parents if is_store(os.fsencode(folder))), None)
+
+
 def nearer_places(start: Path, store: Path) -> list[Path]:
     """Where a store would have been found before `store`, none if `store` is not one that `find_store` finds."""
     above = [folder / FOLDER for folder in (start, *start.parents)]
@@ -91,14 +112,18 @@ def backend_at(location: str) -> Backend:
 
 
 def backend_for_new(location: str) -> tuple[Backend, Path | None]:
-    """The backend of a new store, and its folder, if any: `DIR/.cairn` for a folder, the very place for a URL."""
+    """The backend of a new store, and its folder, if any: `DIR/.cairn` for a folder, the very place for a URL.
+
+    Raises:
+        RefusedError: it lies inside a store.
+    """
     if is_remote(location):
         return _remote(location), None
-    if "://" in location:
-        folder = local_path(location)
-        return PosixBackend(folder, plain_location(location)), folder
-    folder = new_folder(Path(location))
-    return PosixBackend(folder, str(folder)), folder
+    folder = local_path(location) if "://" in location else new_folder(Path(location))
+    inside = store_around(folder)
+    if inside is not None:
+        raise RefusedError(f"{folder} lies inside the store {inside}", hint="name a place outside of it")
+    return PosixBackend(folder, plain_location(location) if "://" in location else str(folder)), folder
 
 
 def new_folder(folder: Path) -> Path:

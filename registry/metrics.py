@@ -42,7 +42,9 @@ def parse_metric(text: str) -> tuple[str, float]:
     Raises:
         UsageError: it is something else.
     """
-    name, _, value = text.rpartition("=")
+    name, equals, value = text.rpartition("=")
+    if not equals:
+        raise UsageError(f"{text[:80]!r} is no metric", hint="write NAME=VALUE, such as loss=1.25")
     return _checked_name(name), _checked_number(name, value)
 
 

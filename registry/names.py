@@ -44,7 +44,7 @@ def check_ref_name(name: str) -> str:
     if "@" in name:
         raise BadName(f"ref name {name[:80]!r} holds '@', which separates model and ref")
     if name == LATEST:
-        raise BadName(f"{LATEST!r} is reserved: it means the tip of {MAIN!r}")
+        raise BadName(f"{LATEST!r} is reserved: it means the tip of {MAIN!r}", hint=f"write {MAIN!r}, or another name")
     if name.startswith("step:"):
         raise BadName(f"ref name {name[:80]!r} would read as a step")
     return name

@@ -75,9 +75,12 @@ def signer_of(opened: OpenStore, state: State) -> Identity:
     if member is not None and member.role in WRITING:
         return opened.identity
     role = f" as {member.role}" if member is not None and member.role else ""
+    who = short(opened.identity.actor)
     raise NotAllowed(
-        f"identity {short(opened.identity.actor)} has no right to write here{role}; nothing was changed",
-        hint="ask an owner to run: cairn members role IDENTITY writer" if role else _OWNER,
+        f"identity {who} has no right to write here{role}; nothing was changed",
+        hint=f"ask an owner: 'cairn members role {who} writer' lets you commit, 'collector' run gc; owners do the rest"
+        if role
+        else _OWNER,
     )
 
 

@@ -82,7 +82,7 @@ class Remotes:
         known = ", ".join(self._known) or "none"
         raise NotFoundError(
             f"no remote {name!r} (known: {known})" if name else f"no default remote (known: {known})",
-            hint="'cairn remote add NAME URL' adds one; a URL can be named as it is",
+            hint="'cairn remote add NAME URL' adds one, --create makes the store too; a URL or ./folder will do",
         )
 
     def add(self, name: str, remote: Remote) -> None:

@@ -54,7 +54,7 @@ def resolve(registry: Registry, text: str) -> tuple[ModelId, CheckpointId]:
             )
         return model, tip
     if revision.startswith(STEP):
-        return model, _by_step(registry, model, revision)
+        return model, _by_step(registry, model, selector)
     return model, _by_prefix(registry, model, selector)
 
 
@@ -91,7 +91,8 @@ def resolve_deleted(registry: Registry, text: str) -> tuple[ModelId, CheckpointI
     return model, found
 
 
-def _by_step(registry: Registry, model: ModelId, revision: str) -> CheckpointId:
+def _by_step(registry: Registry, model: ModelId, selector: Selector) -> CheckpointId:
+    revision, name = selector.revision, selector.model
     digits = revision.removeprefix(STEP)
     if not digits.isascii() or not digits.isdigit() or len(digits) > _DIGITS_MAX:
         raise UsageError(f"{revision[:80]!r} does not name a step", hint="write step: and a whole number")
@@ -100,15 +101,18 @@ def _by_step(registry: Registry, model: ModelId, revision: str) -> CheckpointId:
         if line.meta.step == step:
             return line.id
     check_none_gone(registry, model, tip, lambda meta: meta.step == step)
-    raise NotFoundError(f"no checkpoint of step {digits} on {MAIN!r}", hint="'cairn log MODEL' shows the steps")
+    raise NotFoundError(
+        f"no checkpoint of step {digits} on {MAIN!r} of {name!r}", hint=f"'cairn log {name}' shows the steps"
+    )
 
 
 def _by_prefix(registry: Registry, model: ModelId, selector: Selector) -> CheckpointId:
     found = _with_prefix(registry, model, selector) if _is_prefix(selector.revision) else None
     if found is None:
+        name = selector.model
         raise NotFoundError(
-            f"model {selector.model!r} has no ref or checkpoint {selector.revision[:80]!r}",
-            hint="'cairn branch MODEL' and 'cairn tag MODEL' list refs, 'cairn log MODEL' ids; 4 digits of one will do",
+            f"model {name!r} has no ref or checkpoint {selector.revision[:80]!r}",
+            hint=f"'cairn branch {name}' and 'cairn tag {name}' list refs, 'cairn log {name}' ids: 4 digits will do",
         )
     if found in registry.state.live_model(model).gone:
         raise gone_error(registry, model, found)

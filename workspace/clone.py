@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from cairn.core.errors import DestinationExists
+from cairn.core.errors import DestinationExists, NotAStore
 from cairn.core.ids import ModelId, StoreId
 from cairn.core.progress import Progress, Silent
 from cairn.core.shown import Shown
@@ -67,7 +67,10 @@ def clone(
     place = new_folder(folder)
     if place.exists():
         raise DestinationExists(f"{place} exists", hint="name another folder, or use 'cairn pull' in it")
-    remote = open_remote(url, key_file=key_file, ask=ask)
+    try:
+        remote = open_remote(url, key_file=key_file, ask=ask)
+    except NotAStore as error:
+        raise NotAStore(error.message, hint="check the address; a clone is made of a store that is there") from None
     try:
         trust = trust_in(remote.opened, signed_by) if signed_by is not None else None
         wanted = tuple(selectors) or tuple(_everything(remote) if trust else ())

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cairn.core.errors import DestinationExists, RefusedError, StorageError, StorageFull
+from cairn.registry.location import store_around
 from cairn.workspace.partial import partial_folder
-from cairn.workspace.tree import is_store
 
 
 def checked_destination(path: Path) -> Path:
@@ -22,7 +22,7 @@ def checked_destination(path: Path) -> Path:
     destination = Path(os.path.abspath(path))  # `.` has no name
     if destination == Path.cwd():
         raise DestinationExists("the working folder cannot be replaced", hint="name a new folder in it")
-    inside = next((folder for folder in destination.parents if is_store(os.fsencode(folder))), None)
+    inside = store_around(destination)
     if inside is not None:
         raise RefusedError(f"{destination} lies inside the store {inside}", hint="name a destination outside of it")
     _check_free(destination)

@@ -13,12 +13,11 @@ import msgspec
 
 from cairn.core.errors import BadInput, InputChanged, NotAllowed, NotFoundError
 from cairn.core.limits import SYMLINK_BYTES_MAX
+from cairn.registry.location import is_store
 from cairn.workspace.links import link_stays_inside
 from cairn.workspace.source import FileStamp
 
 PERMISSIONS = 0o777
-# How the format record of a store begins.
-STORE_MARK = b'{"cairn store"'
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -102,19 +101,6 @@ def _scan_folder(root: bytes) -> tuple[list[Node], list[bytes]]:
                 folders.append(path)
             nodes.append(node)
     return nodes, stores
-
-
-def is_store(folder: bytes) -> bool:
-    """Whether a folder is itself a store."""
-    try:
-        # Without O_NONBLOCK, a pipe of that name would wait for its writer.
-        file = os.open(os.path.join(folder, b"format"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        return stat.S_ISREG(os.fstat(file).st_mode) and os.read(file, len(STORE_MARK)) == STORE_MARK
-    finally:
-        os.close(file)
 
 
 def _node(absolute: bytes, path: bytes, status: os.stat_result) -> Node:

@@ -1,5 +1,6 @@
 """What each command prints, takes and exits with."""
 
+import json
 import os
 from pathlib import Path
 
@@ -57,6 +58,31 @@ def test_commit_prints_one_object_with_what_it_did(shell: Shell) -> None:
     assert other["created"] and other["bytes_new"] == 0
     always = shell.json("commit", str(shell.files), "m", "--step", "5", "-m", "first", "--always")
     assert always["created"] and always["checkpoint"] != other["checkpoint"]
+
+
+def test_quiet_prints_ids_alone(bare_shell: Shell) -> None:
+    shell = bare_shell
+    store = shell("init", "-q").strip()
+    who = shell.json("whoami")
+    assert who["store"] == store and shell("whoami", "-q") == shell("identity", "-q") == f"{who['actor']}\n"
+    first, second = (shell("commit", str(shell.files), "m", "--step", step, "-q") for step in ("1", "2"))
+    assert shell("show", "m@step:1", "-q") == first
+    assert shell("lineage", "m", "-q") == second + first
+    assert shell.json("lineage", "m") == json.loads(shell("lineage", "m", "--format", "json"))
+    assert shell("tag", "m", "v1", "-q") == second and shell("tag", "m", "-q") == "v1\n"
+    assert shell("tag", "m@step:1", "v1", "--force", "-q") == first == shell("tag", "m", "v1", "--delete", "-q")
+    assert shell("branch", "m", "-q") == "main\n"
+    (model,) = shell.json("ls")
+    assert shell("keys", "list", "-q") == f"{model['model']}\n"
+    assert shell("audit", "log", "-q").split() == [str(line["n"]) for line in shell.json("audit", "log")]
+    held = shell.json("hold", "add", f"m@{first[:8]}", "-m", "a case")
+    assert (held["model_id"], held["checkpoint"]) == (model["model"], first.strip())
+    assert held["hold"] == shell("hold", "list", "-q").strip()
+    shell("remote", "add", "origin", "there", "--create")
+    assert shell("remote", "list", "-q") == "origin\n"
+    shell("push", "m")
+    copy = shell("clone", "there", "copy", "-q").strip()
+    assert shell.json("--store", "copy", "whoami")["store"] == copy
 
 
 def test_log_lists_newest_first(shell: Shell) -> None:
@@ -153,6 +179,11 @@ def test_what_is_not_there_is_not_found(shell: Shell) -> None:
     shell("commit", str(shell.files), "m", "--step", "1")
     for selector in ("other", "m@nope", "m@step:2", "m@0000", "m@zz"):
         assert "next:" in shell("log", selector, code=5)
+    assert "write NAME=VALUE" in shell("commit", str(shell.files), "m", "--metric", "loss", code=2)
+    assert "'cairn branch m main -d'" in shell("tag", "m", "main", code=4)
+    assert "write 'main'" in shell("tag", "m", "latest", code=2)
+    assert "on 'main' of 'm'\nnext:  'cairn log m'" in shell("show", "m@step:2", code=5)
+    assert "'cairn branch m' and 'cairn tag m'" in shell("log", "m@nope", code=5)
     assert "there is nothing" in shell("commit", "absent", "m", code=5)
 
 

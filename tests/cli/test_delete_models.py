@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from cairn.cli import receipt
+from cairn.cli.app import run
 from cairn.core.errors import StorageError
 from tests.cli.conftest import Shell
 
@@ -58,6 +59,14 @@ def test_a_model_is_deleted_found_as_gone_and_restored(models: Shell) -> None:
     models("gc", "apply", "--yes")
     (told,) = models.json("delete", "status")
     assert (told["model"], told["checkpoint"], told["restorable"]) == ("a", None, True)
+    assert "'cairn delete restore a'" in models("why-gone", "a")
+    body = min((models.folder / ".cairn" / "objects").rglob("*.body"), key=lambda path: path.stat().st_mtime_ns)
+    body.rename(body.with_suffix(".away"))
+    models.capture.readouterr()
+    assert run(["verify"]) == 6
+    text = models.capture.readouterr().out
+    assert "affects a@" in text and "(deleted)" in text and "'cairn delete restore' has brought it back" in text
+    body.with_suffix(".away").rename(body)
     assert told["due_at_ns"] - told["deleted_at_ns"] == pytest.approx(86_400 * 10**9, abs=10**9)
     assert "until a gc apply after" in models("delete", "status", "a")
     assert models("delete", "restore", "a") == "restored model a\n"

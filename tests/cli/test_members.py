@@ -45,6 +45,8 @@ def test_from_stranger_to_reader_to_former_member(shell: Shell) -> None:
         assert "llama" in shell("log", "llama", "--json") or shell.json("log", "llama")
         assert "may commit" not in shell("commit", str(shell.files), "llama", "--step", "2", code=7)
         shell("checkout", "secret-model", "out2", code=7)
+        told = shell("hold", "add", "llama", "-m", "x", code=7)
+        assert f"'cairn members role {who[:12]} writer' lets you commit" in told and "owners do the rest" in told
         shell("verify")
     rows = shell.json("members", "list")
     assert [row["role"] for row in rows] == ["owner", "recovery", "reader"]
@@ -118,6 +120,7 @@ def test_keys_are_rotated_exported_and_restored(shell: Shell, monkeypatch: pytes
     shell("commit", str(shell.files), "llama", "--step", "1")
     shell("keys", "rotate", "llama")
     shell("keys", "rotate", "--due")
+    assert shell("keys", "rotate", "--due") == "no rotation is due\n"
     assert "generation 1" in shell("keys", "rewrap")
     listed = shell.json("keys", "list")
     assert (listed["root"], listed["root_due"]) == (1, False)

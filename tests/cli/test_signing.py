@@ -51,6 +51,12 @@ def test_from_signing_to_a_clone_that_asks_for_it(travelled: Shell, identity: st
     out = shell("clone", "there", "copy", "--require-signed")
     assert "1 branch or tag" in out
     assert shell.json("--store", "copy", "remote", "list")["origin"]["require_signed"] is True
+    actor = shell("identity", "--file", key, "-q")
+    assert actor == shell("trust", "list", "-q") == shell("--store", "copy", "attest", "show", "m", "-q")
+    assert shell("attest", "check", "m", "-q") == ""
+    envelope = shell.folder / "envelope"
+    envelope.write_text(shell("attest", "export", "m"))
+    assert shell("attest", "verify", str(envelope), "--signer", identity, "-q") == ""
     rows = shell("--store", "copy", "attest", "show", "m").splitlines()
     assert rows[1].split()[:3] == ["m@main", identity.split(":")[1][:12], "yes"]
 

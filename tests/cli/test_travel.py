@@ -136,7 +136,7 @@ def test_after_an_appended_push_the_other_line_is_named(travelled: Shell) -> Non
     out, err = said(shell, "push", "m", "--rebase")
     assert "is now" in out
     assert f"note: it was appended to {theirs[:12]}, which this store does not have" in err
-    assert f"next:  cairn pull m@{theirs[:12]} --to BRANCH" in err
+    assert f"next: cairn pull m@{theirs[:12]} --to BRANCH" in err
     shell("pull", f"m@{theirs[:12]}", "--to", "theirs")
     assert steps(shell, "--store", "there") == [4, 9, 3, 2, 1]
     assert [line["step"] for line in shell.json("log", "m@theirs")] == [9, 3, 2, 1]
@@ -152,12 +152,15 @@ def test_a_place_without_a_store_names_create(shell: Shell, tmp_path: Path) -> N
         ("remote", "add", "origin", nowhere),
         ("push", "m", nowhere),
         ("pull", "m", nowhere),
-        ("clone", nowhere, "x"),
     ):
         error = shell(*arguments, code=3)
         assert "holds no Cairn store" in error and "cairn remote add NAME URL --create" in error
         assert "cairn init" not in error
+    assert "check the address" in shell("clone", nowhere, "x", code=3)
     assert "cairn init" in shell("--store", nowhere, "ls", code=3)
+    for arguments in (("push", "m"), ("push", "m", "nowhere")):
+        error = shell(*arguments, code=5)
+        assert "--create makes the store too" in error and "./folder" in error
 
 
 def test_refusals_read_right_from_either_side(travelled: Shell) -> None:
@@ -197,6 +200,8 @@ def test_a_store_is_not_made_inside_a_store(bare_shell: Shell, monkeypatch: pyte
     assert "holds a store already" in shell("init", "a", code=4)
     monkeypatch.chdir(shell.folder / "a" / ".cairn")
     assert "holds a store already" in shell("init", code=4)
+    for place in ("sub", "sub/.cairn", ".cairn", (shell.folder / "a" / ".cairn" / "x").as_uri()):
+        assert "lies inside the store" in shell("init", place, code=3)
     monkeypatch.chdir(shell.folder)
     assert shell.json("clone", "a", "b/.cairn/")["location"] == str(shell.folder / "b" / ".cairn")
     assert "exists" in shell("clone", "a", "b/.cairn", code=3)
@@ -207,6 +212,11 @@ def test_empty_listings_say_so_and_only_to_people(shell: Shell) -> None:
         (("ls",), "no models"),
         (("remote", "list"), "no remotes"),
         (("tag", "m"), "no tags"),
+        (("hold", "list"), "'cairn hold add"),
+        (("delete", "status"), "'cairn delete plan"),
+        (("trust", "list"), "'cairn trust add"),
+        (("attest", "show", "m"), "'cairn sign"),
+        (("audit", "log", "--type", "drop"), "no entry fits"),
         (("ls", "m"), "no files"),
     ):
         if arguments[-1] == "m" and not shell.json("ls"):

@@ -4,6 +4,12 @@ import random
 
 import pytest
 
+from cairn.gc.roots import deleted_checkpoints, live_checkpoints
+from cairn.registry.deletion import restore, tombstone
+from cairn.registry.fold import TAG
+from cairn.registry.modeldeletion import delete_model, restore_model
+from cairn.registry.models import delete_ref, find_model
+from cairn.registry.names import entry_name
 from tests.gc.gallery import Gallery, flipped, named
 
 # Nothing opens without these, so no checkpoint can be asked for.
@@ -71,3 +77,29 @@ def test_every_byte_of_a_pack_counts(gallery: Gallery, draw: random.Random) -> N
     for at in draw.sample(ends, 40):
         with gallery.replaced(name, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]):
             assert named(gallery.verify(), name), f"byte {at}"
+
+
+def test_damage_to_what_only_deleted_checkpoints_need_is_named(gallery: Gallery) -> None:
+    registry = gallery.site.registry()
+    first, other = find_model(registry, "first"), find_model(registry, "other")
+    gone = next(root.checkpoint for root in live_checkpoints(registry.state) if root.model == first)
+    delete_ref(registry, first, "v1", TAG)
+    tombstone(registry, first, [gone], "deleted", 0)
+    delete_model(registry, other, "deleted", 0)
+    roots = deleted_checkpoints(registry.state)
+    assert gallery.verify().ok and {root.model for root in roots} == {first, other}
+    for root in roots:
+        folder = root.state.body.object_name("body").rpartition("/")[0]
+        own = [name for name in gallery.objects() if name.startswith(folder) and not name.endswith(".index")]
+        assert {name.rpartition(".")[2] for name in own} >= {"body", "root", "reach", "pack"}
+        for name in (*own, entry_name(root.state.n)):
+            whole = gallery.site.backend.read(name)
+            middle = len(whole) // 2  # of a pack, some chunk
+            for data in (whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :], None):
+                print(name, data is None)
+                with gallery.replaced(name, data):
+                    found = {(one.model, one.checkpoint) for one in named(gallery.verify(), name)}
+                assert (root.model.hex(), root.checkpoint.hex()) in found
+    restore_model(registry, other)
+    restore(registry, first, [gone])
+    gallery.check_checkouts(gallery.verify(), must_fail=False)

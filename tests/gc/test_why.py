@@ -9,11 +9,13 @@ import pytest
 from cairn.core.errors import NotFoundError, UsageError
 from cairn.core.ids import CheckpointId
 from cairn.gc.collect import Collector, Options
+from cairn.gc.shred import shred_due
 from cairn.gc.subject import subject_of
 from cairn.gc.why_gone import Gone, why_gone
 from cairn.gc.why_kept import Reason, why_kept
 from cairn.registry.entries_deletion import Drop, Tombstone
 from cairn.registry.fold import TAG
+from cairn.registry.modeldeletion import delete_model, restore_model
 from cairn.registry.models import move_ref
 from cairn.registry.pins import Pin
 from cairn.registry.reachability import read_reachability
@@ -95,7 +97,8 @@ def test_the_way_of_a_pack_from_its_deletion_to_its_end(site: Site, commit: Call
     registry = site.registry()
     delete(registry, first, drop=False)
     assert "it can be restored" in kept(registry, pack)[0].text
-    assert "was deleted (a test) and can still be restored" in gone(registry, first.hex()[:8]).text
+    hint = f"'cairn delete restore m@{first.hex()[:12]}'"
+    assert gone(registry, first.hex()[:8]).text == f"it was deleted (a test) and can be restored: {hint}"
     model = tip(registry)[0]
     registry.append(lambda state: Drop(model, (first,)))
     assert kinds(kept(registry, pack)) == {"unneeded"}
@@ -161,6 +164,40 @@ def test_leftovers_wait_for_their_writer(site: Site, commit: Callable[[int], Che
     assert kinds(kept(registry, left)) == {"unneeded"}
     with pytest.raises(NotFoundError, match="no entry of this store's log ever named it"):
         gone(registry, f"objects/{'ab' * 16}/{'cd' * 12}.pack")
+
+
+def test_what_became_of_a_model_and_what_was_committed_to_it(site: Site, commit: Callable[[int], CheckpointId]) -> None:
+    first = commit(1)
+    registry = site.registry()
+    model = tip(registry)[0]
+    for text in ("m", "m@main", first.hex()[:8], f"m@{first.hex()[:8]}"):
+        assert gone(registry, text).here and kept(registry, text)[0].holder == first.hex()
+    delete_model(registry, model, "a test", 0)
+    restore_model(registry, model)
+    assert gone(registry, "m").here
+    delete_model(registry, model, "a test", 0)
+    for text in ("m", "m@main", model.hex(), model.hex()[:8]):
+        told = gone(registry, text)
+        assert not told.here and told.text.startswith(
+            "it was deleted (a test) and can be restored: 'cairn delete restore m'"
+        )
+        assert [one.type for one in told.events] == ["model.create", "model.delete", "model.restore", "model.delete"]
+        with pytest.raises(NotFoundError, match="was deleted"):
+            kept(registry, text)
+    told = gone(registry, first.hex()[:8])
+    assert told.text.startswith("its model was deleted") and told.events[-1].type == "model.delete"
+    shred_due(registry, lambda: None)
+    for text in ("m", model.hex()):
+        told = gone(registry, text)
+        assert "can no longer be restored" in told.text and f"'cairn receipt create {model.hex()} -o FILE'" in told.text
+        assert [one.type for one in told.events][-2:] == ["shred", "destroyed"]
+    assert gone(registry, first.hex()).text.startswith("its model was deleted (a test) and can no longer be restored")
+
+
+def test_a_model_of_which_something_else_is_asked_is_named(site: Site, commit: Callable[[int], CheckpointId]) -> None:
+    commit(1)
+    with pytest.raises(NotFoundError, match="model 'm' has no ref or checkpoint 'nothing'"):
+        gone(site.registry(), "m@nothing")
 
 
 def test_what_was_lost_is_told_from_what_was_let_go(site: Site, commit: Callable[[int], CheckpointId]) -> None:

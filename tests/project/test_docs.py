@@ -173,6 +173,28 @@ def test_every_command_and_option_is_in_the_reference() -> None:
         assert f"    cairn {name} [OPTIONS]" in told, f"usage of {name}"
 
 
+# Commands that change something, and make nothing that has an id of its own.
+ACTS = {
+    "remote add", "remote remove", "trust add", "trust remove", "delete approve", "delete confirm", "hold lift",
+    "receipt create", "gc cancel", "gc quarantine", "audit key", "members add", "members role", "members remove",
+    "grant", "revoke", "keys rotate", "keys rewrap", "keys export-recovery",
+}  # fmt: skip
+# What they print is JSON in any case, of a form that others have defined or read.
+FORMS = {"attest export", "audit prove"}
+# They tell of figures, of facts or of a plan of bytes: there are no ids to print alone.
+WITHOUT_IDS = {
+    "diff", "report", "stats", "gc plan", "gc apply", "members person",
+    "audit head", "audit export", "audit gather", "audit policy",
+}  # fmt: skip
+
+
+def test_json_and_quiet_follow_one_rule() -> None:
+    found = {name: options_of(command) for name, command in commands().items()}
+    assert {name for name, options in found.items() if "--json" not in options} == ACTS | FORMS
+    assert {name for name, options in found.items() if "--quiet" not in options} == ACTS | FORMS | WITHOUT_IDS
+    assert {name for name, options in found.items() if ("--quiet" in options) != ("-q" in options)} == set()
+
+
 @pytest.mark.parametrize("name", ["cli.md", "operations.md"])
 def test_every_exit_code_is_documented(name: str) -> None:
     codes = {value for key, value in vars(exits).items() if key.isupper() and isinstance(value, int)}

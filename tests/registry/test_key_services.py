@@ -19,7 +19,6 @@ from cairn.store.crypto.services import service_at
 from tests.support.key_services import TOKEN, Kms, StandIn, Vault, serving
 from tests.support.members import join
 from tests.support.stores import Site, checkout_to, commit_tree, new_site
-from tests.support.trees import write_files
 
 ADDRESSES = {Kms: "aws-kms:alias/cairn", Vault: "vault-transit:transit/cairn"}
 
@@ -40,11 +39,6 @@ def service(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         }.items():
             monkeypatch.setenv(name, value)
         yield running, ADDRESSES[request.param]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_files(tmp_path / "tree", {"a": b"first" * 1000})
 
 
 @pytest.fixture

@@ -28,13 +28,6 @@ def folder(tmp_path: Path) -> Path:
     return write_files(tmp_path / "tree", {"a": b"first" * 1000, "sub/b": b"second" * 1000})
 
 
-@pytest.fixture
-def committed(site: Site, folder: Path) -> Site:
-    """A store with one checkpoint of a model."""
-    commit_tree(site.registry(), folder, step=1)
-    return site
-
-
 # --- Identity ---------------------------------------------------------------------------------
 
 

@@ -21,19 +21,6 @@ from cairn.store.crypto.keyfile import dump_key_file
 from cairn.store.crypto.provider import RootKey
 from tests.support.rivals import Rival
 from tests.support.stores import Site, checkout_to, commit_tree, home_in, new_site
-from tests.support.trees import write_files
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_files(tmp_path / "tree", {"a": b"first" * 1000})
-
-
-@pytest.fixture
-def committed(site: Site, folder: Path) -> Site:
-    """A store with one checkpoint of a model."""
-    commit_tree(site.registry(), folder, step=1)
-    return site
 
 
 @pytest.mark.parametrize("passphrase", [None, "old"])

@@ -29,18 +29,6 @@ FILES, META = ComponentClass.FILES, ComponentClass.META
 Change = Callable[[Registry], object]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_files(tmp_path / "tree", {"a": b"first" * 1000})
-
-
-@pytest.fixture
-def committed(site: Site, folder: Path) -> Site:
-    """A store with one checkpoint of a model."""
-    commit_tree(site.registry(), folder, step=1)
-    return site
-
-
 def rotate_m(registry: Registry) -> None:
     rotate_model(registry, tip(registry)[0])
 

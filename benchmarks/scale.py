@@ -177,7 +177,7 @@ def load(folder: str, layout_text: str, size: str) -> dict[str, Any]:
         wants.append(encode_wants(other.all_reads))
     with meter.peak("shared"), meter.part("agree with the host's ranks"):
         extents = shared_extents(wants)
-        shared = with_extents(filling.reads, extents)
+        shared, *_ = with_extents(filling.all_reads, extents, 0)
     fetched = shared.bytes_fetched + sum(extent.length for extent in extents if extent.owner == 0)
     chunks = {(pack, offset): length for one in wants for pack, offset, length in struct.iter_unpack("<QQQ", one[8:])}
     meter.counts |= {

@@ -130,8 +130,11 @@ LAZY_READ_BYTES_MAX = 64 * MIB
 FILE_CACHE_BYTES = 64 * MIB
 # Memory through which ranks of one host share reads, for each: the threads of a rank look that far ahead.
 SHARED_READ_BYTES = 64 * MIB
-# When no rank of a host has got on for so long, each reads what it needs by itself.
-SHARED_READ_PATIENCE_SECONDS = 30.0
+# When no rank of a host has got on for so long, each reads what it needs by itself. A fetch that fails takes less
+# (first request, patience, last request): storage that throttles must not be asked by each for all.
+SHARED_READ_PATIENCE_SECONDS = 2 * (REMOTE_REQUEST_SECONDS + 2 * READ_BYTES_TARGET / REMOTE_BYTES_PER_SECOND_MIN) + (
+    REMOTE_PATIENCE_SECONDS
+)
 # Links that a path may lead through, as in Linux.
 PATH_LINKS_MAX = 40
 

@@ -42,7 +42,10 @@ class Pool(Generic[Job]):
         finally:
             self._join()
         if self._error is not None:
-            raise self._error
+            try:
+                raise self._error
+            finally:
+                self._error = None  # its frames hold this pool, and the buffers of all threads
 
     def _start(self) -> None:
         """Start all threads, or as many as the system allows.

@@ -63,7 +63,16 @@ def execute(
         IntegrityError: a chunk is damaged everywhere; groups delivered before stay delivered.
     """
     work = _Work(chunks, deliver, place, recompute, shared)
-    Pool[Batch](threads, lambda batches: _work(batches, work)).run(plan.batches)
+
+    def run(batches: Iterable[Batch]) -> None:
+        try:
+            _work(batches, work)
+        except BaseException:
+            if shared is not None:  # the pool waits for its other threads, which may wait for what this one has taken
+                shared.end()
+            raise
+
+    Pool[Batch](threads, run).run(plan.batches)
 
 
 def _work(batches: Iterable[Batch], work: _Work) -> None:

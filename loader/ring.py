@@ -6,8 +6,9 @@
     next page      w    the ring
 
 Extents have places on an endless line, which the ring holds a window of. The window begins with the first extent
-that some reader still needs, so nothing is overwritten that anybody wants. Nobody depends on another: who waits too
-long, or would have to wait for itself, fetches for itself.
+that some reader still needs, so nothing is overwritten that anybody wants; its owner needs an extent until it has
+fetched it. Nobody depends on another: who waits too long fetches for itself, and who holds the window up for itself
+lets go of what does, to fetch that for itself when its turn comes.
 """
 
 import logging
@@ -39,7 +40,8 @@ class Layout:
 
     def __init__(self, extents: Sequence[Extent], readers: int, ring_bytes: int) -> None:
         longest = max((extent.length for extent in extents), default=0)
-        self.ring_bytes = max(ring_bytes, _up(2 * longest, mmap.PAGESIZE))
+        whole = sum(_up(extent.length, _ALIGN_BYTES) for extent in extents)
+        self.ring_bytes = max(min(ring_bytes, _up(whole, mmap.PAGESIZE)), _up(2 * longest, mmap.PAGESIZE))
         self.readers = readers
         self.states_at = 8 * (readers + 1)
         self.ring_at = _up(self.states_at + len(extents), mmap.PAGESIZE)
@@ -83,10 +85,14 @@ class SharedReads:
         self._ended = np.frombuffer(memory, np.uint64, 1, 8 * self._layout.readers)
         self._states = np.frombuffer(memory, np.uint8, len(self._extents), self._layout.states_at)
         self._lock = threading.Lock()
-        self._uses, self._busy = Counter[int](), Counter[int]()  # batches to come, and those being read
+        self._mine = [n for n, extent in enumerate(self._extents) if extent.owner == self._me]
+        # Of each extent, what there is to do with it, reading and fetching, and what of that is being done.
+        self._uses, self._busy = Counter(self._mine), Counter(self._mine)
         self._needed = iter([n for n, extent in enumerate(self._extents) if extent.readers >> self._me & 1])
         self._first = next(self._needed, len(self._extents))
         self._progress[self._me] = self._first
+        self._checked = clock.monotonic()
+        self._failed = False
         self.bytes_fetched = self.bytes_taken = self.requests = 0
 
     @contextmanager
@@ -96,23 +102,33 @@ class SharedReads:
         Args:
             plans: with extents; each of their batches is taken once and then done with.
         """
-        self._uses.update(b.extent for plan in plans for b in plan.batches if b.extent is not None)
-        self._advance()
-        mine = [n for n, extent in enumerate(self._extents) if extent.owner == self._me]
-        numbers = iter(mine)
+        with self._lock:
+            self._uses.update(b.extent for plan in plans for b in plan.batches if b.extent is not None)
+            self._advance()
         threads: list[threading.Thread] = []
         try:
-            for count in range(min(REMOTE_READS_AT_ONCE, len(mine))):
-                thread = threading.Thread(target=self._fetch_all, args=(numbers,), name=f"cairn-shared-{count}")
-                thread.start()
-                threads.append(thread)
+            self._start(threads)
             yield
+            _join(threads)
         except BaseException:
             self.end()
             raise
         finally:
-            for thread in threads:
-                thread.join()
+            _join(threads)
+
+    def _start(self, threads: list[threading.Thread]) -> None:
+        """Start threads that fetch."""
+        numbers = iter(self._mine)
+        for count in range(min(REMOTE_READS_AT_ONCE, len(self._mine))):
+            name = f"cairn-shared-{count}"
+            thread = threading.Thread(target=self._fetch_all, args=(numbers,), name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system allows no more: they are left to who reads
+                self.end()
+                _join(threads)
+                break
+            threads.append(thread)
 
     def end(self) -> None:
         """Let nobody wait any more; what is there may still be taken."""
@@ -127,23 +143,28 @@ class SharedReads:
     # --- fetching for all ----------------------------------------------------------------------------
 
     def _fetch_all(self, numbers: Iterator[int]) -> None:
-        while True:
-            with self._lock:
-                number = next(numbers, None)
-            if number is None or not self._wait_for_room(number):
-                return
-            self._states[number] = _HERE if self._fetch(number) else _LOST
+        try:
+            while True:
+                with self._lock:
+                    number = next(numbers, None)
+                if number is None or not self._wait_for_room(number):
+                    return
+                self._states[number] = _HERE if self._fetch(number) else _LOST
+                self.done(number)
+        except (
+            Exception
+        ) as error:  # the reader itself comes upon what `check` raises; others must not wait for the rest
+            log.debug("nothing more is fetched for the others: %s", error)
+            self.end()
 
     def _wait_for_room(self, number: int) -> bool:
         """Wait until an extent's place is free; False if the sharing ended."""
         waiting = _Waiting(self)
-        try:
-            while not self._fits(number):
-                if self._ended[0] or not waiting.go_on():
-                    return False
-        except CairnError:  # the reader itself comes upon it as well
-            self.end()
-        return not self._ended[0]
+        while not self._ended[0]:
+            if self._fits(number):
+                return True
+            waiting.go_on()
+        return False
 
     def _fetch(self, number: int) -> bool:
         extent = self._extents[number]
@@ -169,6 +190,8 @@ class SharedReads:
         waiting = _Waiting(self)
         with self._lock:
             self._busy[number] += 1
+            if number < self._first:  # let go of
+                return None
         while True:
             state = self._states[number]
             if state == _HERE:
@@ -177,15 +200,19 @@ class SharedReads:
                     with self._lock:
                         self.bytes_taken += extent.length
                 return self._place(number)
-            if state == _LOST or self._ended[0] or self._waits_for_itself(number) or not waiting.go_on():
+            if self._failed:
+                self.check()
+            if state == _LOST or self._ended[0]:
                 return None
+            waiting.go_on()
+            self._make_room(number)
 
     def done(self, number: int) -> None:
-        """Say that a batch of this reader needs an extent no more."""
+        """Say that a batch of this reader needs an extent no more, or that it is fetched."""
         with self._lock:
             self._uses[number] -= 1
             self._busy[number] -= 1
-        self._advance()
+            self._advance()
 
     def fetched_alone(self, count: int) -> None:
         """Count a request for so many bytes that were to be shared."""
@@ -194,10 +221,9 @@ class SharedReads:
             self.requests += 1
 
     def _advance(self) -> None:
-        with self._lock:
-            while self._first < len(self._extents) and self._uses[self._first] <= 0:
-                self._first = next(self._needed, len(self._extents))
-            self._progress[self._me] = self._first
+        while self._first < len(self._extents) and self._uses[self._first] <= 0:
+            self._first = next(self._needed, len(self._extents))
+        self._progress[self._me] = self._first
 
     # --- the window ----------------------------------------------------------------------------------
 
@@ -206,17 +232,39 @@ class SharedReads:
         end = starts[number] + self._extents[number].length
         return end <= starts[int(self._progress.min())] + self._layout.ring_bytes
 
-    def _waits_for_itself(self, number: int) -> bool:
-        """Whether there is no room for an extent before this reader takes another, and no thread of it is at that."""
-        return not self._fits(number) and int(self._progress.min()) == self._first and not self._busy[self._first]
+    def _make_room(self, number: int) -> None:
+        """Let go of the first extent if it keeps one from having room, and is for this reader alone to take, later."""
+        with self._lock:
+            if not self._fits(number) and int(self._progress.min()) == self._first and not self._busy[self._first]:
+                self._uses[self._first] = 0
+                self._advance()
 
     def _place(self, number: int) -> memoryview:
         at = self._layout.ring_at + self._layout.starts[number] % self._layout.ring_bytes
         return self._memory[at : at + self._extents[number].length]
 
+    # --- patience ------------------------------------------------------------------------------------
+
     def movement(self) -> tuple[int, int]:
         """Changes whenever any reader has got on."""
         return int(self._progress.sum()), int(self._states.sum(dtype=np.int64))
+
+    def look(self, now: float) -> None:
+        """Call `check` if no thread has for a second: a job's store serves thousands of ranks.
+
+        Raises:
+            CairnError: what it raises; whoever else waits asks at once, too.
+        """
+        with self._lock:
+            if now - self._checked < _CHECK_SECONDS:
+                return
+            self._checked = now
+        try:
+            self.check()
+        except CairnError:
+            self._failed = True
+            self.end()
+            raise
 
 
 class _Waiting:
@@ -226,10 +274,10 @@ class _Waiting:
         self._reads = reads
         self._pause = _POLL_SECONDS_MIN
         self._seen = reads.movement()
-        self._since = self._checked = reads.clock.monotonic()
+        self._since = reads.clock.monotonic()
 
-    def go_on(self) -> bool:
-        """Wait a little; False, and all waiting ends, when nobody has got on for long."""
+    def go_on(self) -> None:
+        """Wait a little; all waiting ends when nobody has got on for long."""
         reads = self._reads
         reads.clock.sleep(self._pause)
         self._pause = min(1.5 * self._pause, _POLL_SECONDS_MAX)
@@ -238,11 +286,12 @@ class _Waiting:
             self._seen, self._since = seen, now
         elif now - self._since > SHARED_READ_PATIENCE_SECONDS:
             reads.give_up()
-            return False
-        if now - self._checked > _CHECK_SECONDS:
-            self._checked = now
-            reads.check()
-        return True
+        reads.look(now)
+
+
+def _join(threads: Iterable[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join()
 
 
 def _up(value: int, step: int) -> int:

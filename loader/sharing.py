@@ -24,6 +24,7 @@ READERS_MAX = 32
 _PLACE = np.dtype([("pack", "<u8"), ("offset", "<u8"), ("length", "<u8")])
 _Places = np.ndarray[tuple[int], np.dtype[np.void]]
 _Numbers = np.ndarray[Any, Any]
+_Find = Callable[[int, int, int], int | None]
 
 
 class Extent(msgspec.Struct, frozen=True, gc=False):
@@ -127,12 +128,16 @@ def _owned(extents: _Places, masks: _Numbers, fetched: list[int]) -> list[Extent
     return found
 
 
-def with_extents(plan: ReadPlan, extents: Sequence[Extent]) -> ReadPlan:
-    """The same deliveries, with what lies in an extent taken from there, one batch an extent, in the extents' order.
+def with_extents(plans: Iterable[ReadPlan], extents: Sequence[Extent], reader: int) -> list[ReadPlan]:
+    """The same deliveries, with what lies in a reader's extent taken from there, one batch an extent, in their order.
 
     What this reader fetches by itself comes in between, evenly.
     """
-    find = _finder(extents)
+    find = _finder(extents, reader)
+    return [_with_extents(plan, extents, find) for plan in plans]
+
+
+def _with_extents(plan: ReadPlan, extents: Sequence[Extent], find: _Find) -> ReadPlan:
     shared: dict[int, list[Delivery]] = {}
     alone: list[Placed] = []
     for delivery in (delivery for batch in plan.batches for delivery in batch.deliveries):
@@ -152,9 +157,13 @@ def with_extents(plan: ReadPlan, extents: Sequence[Extent]) -> ReadPlan:
     return ReadPlan(tuple(_interleaved(taken, batches_of(alone))))
 
 
-def _finder(extents: Sequence[Extent]) -> Callable[[int, int, int], int | None]:
-    """Tells the number of the extent that a place lies in."""
-    order = sorted(range(len(extents)), key=lambda n: (extents[n].pack, extents[n].offset))
+def _finder(extents: Sequence[Extent], reader: int) -> _Find:
+    """Tells the number of the extent of a reader that a place lies in.
+
+    In a faulty index, places overlap, and so do extents; nobody keeps another's extent for this reader.
+    """
+    mine = [n for n, extent in enumerate(extents) if extent.readers >> reader & 1]
+    order = sorted(mine, key=lambda n: (extents[n].pack, extents[n].offset))
     starts = [(extents[n].pack, extents[n].offset) for n in order]
 
     def find(pack: int, offset: int, length: int) -> int | None:

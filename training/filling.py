@@ -78,8 +78,8 @@ class Filling:
 
     def share(self, ring: Ring, chunks: ChunkStore, clock: Clock, check: Callable[[], None]) -> None:
         """Take from other ranks of the host what they read as well."""
-        self.reads = with_extents(self.reads, ring.extents)
-        self.windows.share(ring.extents)
+        self.reads, *reads = with_extents(self.all_reads, ring.extents, ring.me)
+        self.windows.read_by(reads)
         self.shared = SharedReads(ring, chunks, clock, check)
 
     def fill(self, chunks: ChunkStore, recompute: bool) -> None:

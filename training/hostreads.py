@@ -14,12 +14,10 @@ import msgspec
 from blake3 import blake3
 
 from cairn.core.limits import SHARED_READ_BYTES
-from cairn.loader.memfd import HostMemory, map_memory
+from cairn.loader.memfd import Address, HostMemory, map_memory
 from cairn.loader.ring import Layout, Ring
 from cairn.loader.sharing import READERS_MAX, Extent, shared_extents
 from cairn.training.ranks import Ranks
-
-_Address = tuple[int, int, int]
 
 
 def host_of_process() -> bytes:
@@ -92,7 +90,7 @@ def _map(told: bytes) -> mmap | None:
     if not told:
         return None
     try:
-        return map_memory(msgspec.msgpack.decode(told, type=_Address))
+        return map_memory(msgspec.msgpack.decode(told, type=Address))
     except OSError:
         return None
 

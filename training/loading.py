@@ -266,17 +266,17 @@ class Loader:
 
     def _read(self, filling: Filling, options: LoadOptions) -> None:
         ranks, task = self._ranks, self._task
-        filling.fill(self._registry.chunks(), options.verify != "aead")
-        if ranks.count > 1:
-            ranks.tell(task, "read", b"")
-            if ranks.coordinates:
-                ranks.wait(task, "read", range(ranks.count), self._limit)
-                ranks.tell(task, "all-read", b"")
-            try:
+        try:
+            filling.fill(self._registry.chunks(), options.verify != "aead")
+            if ranks.count > 1:
+                ranks.tell(task, "read", b"")
+                if ranks.coordinates:
+                    ranks.wait(task, "read", range(ranks.count), self._limit)
+                    ranks.tell(task, "all-read", b"")
                 ranks.wait(task, "all-read", [COORDINATOR], self._limit)
-            except SaveFailed as error:
-                error.message = f"the state is now unusable, since not all ranks could fill theirs: {error.message}"
-                raise
+        except SaveFailed as error:
+            error.message = f"the state is now unusable, since not all ranks could fill theirs: {error.message}"
+            raise
 
 
 def stored_scopes(manifest: CheckpointManifest, wanted: set[str]) -> tuple[dict[str, StoredScope], list[str]]:

@@ -21,7 +21,6 @@ from cairn.loader.boxes import NUMPY_OF_WIDTH, BoxPlan, StoredTensor, Target
 from cairn.loader.execute import execute
 from cairn.loader.plan import ReadPlan, plan_reads
 from cairn.loader.ring import SharedReads
-from cairn.loader.sharing import Extent, with_extents
 from cairn.manifests.pieces import cached_grid, cut_at_edges
 from cairn.manifests.tiling import Box
 from cairn.store.chunkstore import ChunkStore, Index
@@ -127,10 +126,10 @@ class Windows:
                 window.boxes.add(piece.stored, [Target(piece.box, slab.array(piece))])
             window.reads = plan_reads(window.boxes.groups(), index, keys)
 
-    def share(self, extents: Sequence[Extent]) -> None:
-        """Take from readers of the same host what lies in extents."""
-        for window in self._windows:
-            window.reads = with_extents(window.reads, extents)
+    def read_by(self, reads: Sequence[ReadPlan]) -> None:
+        """Read other plans of the same deliveries, window by window."""
+        for window, plan in zip(self._windows, reads, strict=True):
+            window.reads = plan
 
     def fill(self, chunks: ChunkStore, threads: int, recompute: bool, shared: SharedReads | None = None) -> None:
         """Read all windows and copy them on; returns when every target holds its content.

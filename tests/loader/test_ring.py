@@ -1,7 +1,10 @@
 """Readers of a host hand each other what they fetch: here threads with one mapping, as processes would."""
 
+import gc
 import mmap
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +40,7 @@ class Host:
         self.extents = shared_extents([encode_wants([plan]) for plan in plans], extent_bytes)
         self.layout = Layout(self.extents, len(wants), ring_bytes)
         self.memory = mmap.mmap(-1, self.layout.nbytes)
-        self.plans = [with_extents(plan, self.extents) for plan in plans]
+        self.plans = [with_extents([plan], self.extents, me)[0] for me, plan in enumerate(plans)]
         self.fetched = 0
         self.found: list[dict[int, bytes]] = [{} for _ in wants]
         self.errors: list[BaseException | None] = [None] * len(wants)
@@ -124,6 +127,32 @@ def test_readers_with_contrary_orders_never_wait_for_each_other_for_ever() -> No
     assert host.errors == [None, None] and host.all_right()
 
 
+def test_nobody_gets_the_place_of_what_is_still_being_fetched() -> None:
+    host = Host([EVERY] * 2, 1)
+    read_into, gate = host.store.access.backend.read_into, threading.Event()
+
+    def held(name: str, offset: int, target: Any) -> int:
+        gate.wait(60)
+        return read_into(name, offset, target)
+
+    host.store.access.backend.read_into = held  # type: ignore[method-assign]  # to be held
+    one, other = host.reader(0), host.reader(1)
+    with one.serving([]), other.serving([]):  # neither is to take anything
+        held_back = not one._fits(2) and not other._fits(2)
+        gate.set()
+    assert held_back
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_is_used_again_much_later_does_not_hold_up_the_rest(threads: int) -> None:
+    host = Host([EVERY] * 2, 4 * LENGTH)
+    host.plans = [ReadPlan((*plan.batches, plan.batches[0])) for plan in host.plans]
+    host.run(threads=threads)
+    assert host.errors == [None, None] and host.all_right()
+    again = host.fetched - sum(extent.length for extent in host.extents)
+    assert again == 2 * host.extents[0].length
+
+
 def test_who_has_no_answer_from_the_others_reads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rings, "SHARED_READ_PATIENCE_SECONDS", 0.2)
     host = Host([EVERY] * 3, 100 * LENGTH)
@@ -131,15 +160,57 @@ def test_who_has_no_answer_from_the_others_reads_alone(monkeypatch: pytest.Monke
     assert host.errors[:2] == [None, None] and host.all_right(0, 1)
 
 
-def test_a_reader_that_is_told_of_a_failure_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rings, "_CHECK_SECONDS", 0.05)
+def test_what_comes_late_is_waited_for_as_long_as_storage_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage that throttles all, say: it must not be asked by each for everything."""
     host = Host([EVERY] * 2, 100 * LENGTH)
+    read_into, begun = host.store.access.backend.read_into, time.monotonic()
+    hurried = lambda self: time.monotonic() * 500  # noqa: E731  # 0.2 s are 100
+    monkeypatch.setattr(SystemClock, "monotonic", hurried)
+
+    def late(name: str, offset: int, target: Any) -> int:
+        time.sleep(max(0.0, begun + 0.2 - time.monotonic()))
+        return read_into(name, offset, target)
+
+    host.store.access.backend.read_into = late  # type: ignore[method-assign]  # to be late
+    host.run()
+    assert host.all_right() and host.fetched == sum(extent.length for extent in host.extents)
+
+
+def test_what_one_thread_is_told_ends_the_whole_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rings, "_CHECK_SECONDS", 0.05)
+    host = Host([EVERY] * 2, 1)
+    told: list[None] = []
 
     def check() -> None:
-        raise RankLost("rank 1 gave no sign of life")
+        if told or threading.current_thread().name.startswith("cairn-shared"):
+            told.append(None)
+            raise RankLost("rank 1 gave no sign of life")
 
     host.run(0, check=check)
     assert isinstance(host.errors[0], RankLost)
+
+
+def test_threads_that_wait_ask_no_more_often_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rings, "_CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(rings, "SHARED_READ_PATIENCE_SECONDS", 0.5)
+    asked: list[None] = []
+    Host([EVERY] * 2, 100 * LENGTH).run(0, threads=4, check=lambda: asked.append(None))
+    assert 2 <= len(asked) <= 8
+
+
+def test_a_fault_of_a_fetching_thread_ends_the_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rings, "SHARED_READ_PATIENCE_SECONDS", 1000.0)
+    host = Host([EVERY] * 2, 1)
+    fits = SharedReads._fits
+
+    def faulty(self: SharedReads, number: int) -> bool:
+        if threading.current_thread().name.startswith("cairn-shared"):
+            raise MemoryError
+        return fits(self, number)
+
+    monkeypatch.setattr(SharedReads, "_fits", faulty)
+    host.run()
+    assert host.errors == [None, None] and host.all_right()
 
 
 def test_who_fails_lets_nobody_wait() -> None:
@@ -152,6 +223,72 @@ def test_who_fails_lets_nobody_wait() -> None:
     host.found[0] = Broken()
     host.run()
     assert isinstance(host.errors[0], OSError) and host.all_right(1, 2)
+
+
+def test_a_thread_that_fails_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rings, "SHARED_READ_PATIENCE_SECONDS", 1000.0)
+    host = Host([EVERY] * 3, 1)
+
+    class Broken(dict[int, bytes]):
+        def update(self, found: Any) -> None:
+            if 5 in found:
+                raise OSError("no memory")
+
+    host.found[0] = Broken()
+    host.run(threads=3)
+    assert isinstance(host.errors[0], OSError) and host.all_right(1, 2)
+
+
+@pytest.mark.parametrize("allowed", [0, 2])
+def test_where_threads_are_scarce_they_are_left_to_who_reads(allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host([EVERY] * 2, 100 * LENGTH)
+    start = threading.Thread.start
+
+    def scarce(self: threading.Thread) -> None:
+        if self.name.startswith("cairn-shared") and int(self.name[-1]) >= allowed:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    host.run()
+    assert host.errors == [None, None] and host.all_right()
+
+
+def test_who_is_interrupted_while_others_take_what_it_fetched_ends_the_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host([EVERY] * 2, 1)
+    reader, join, interrupts = host.reader(0), rings._join, [KeyboardInterrupt()]
+
+    def interrupted(threads: list[threading.Thread]) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        join(threads)
+
+    monkeypatch.setattr(rings, "_join", interrupted)
+    with pytest.raises(KeyboardInterrupt), reader.serving([]):
+        pass
+    assert reader._ended[0] and not any(one.name.startswith("cairn-shared") for one in threading.enumerate())
+
+
+def test_a_load_that_failed_holds_no_memory() -> None:
+    host = Host([EVERY] * 2, 1)
+
+    def fail(*_: object) -> None:
+        raise OSError("no memory")
+
+    host.store.open = fail  # type: ignore[method-assign, assignment]  # to fail
+    gc.disable()
+    try:
+        host.run()
+        assert all(isinstance(error, OSError) for error in host.errors)
+        memory, host.memory, host.errors, host.readers = weakref.ref(host.memory), mmap.mmap(-1, 1), [], []
+        assert memory() is None
+    finally:
+        gc.enable()
+
+
+def test_a_small_load_has_a_small_ring() -> None:
+    host = Host([EVERY] * 2, 100 * CHUNKS * LENGTH)
+    assert host.layout.nbytes < CHUNKS * (LENGTH + 200) + 3 * mmap.PAGESIZE
 
 
 @pytest.mark.parametrize("harm", ["error", "short"])

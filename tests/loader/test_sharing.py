@@ -73,8 +73,8 @@ def test_each_shared_place_is_fetched_once_by_one_who_wants_it(host: list[list[L
         assert extent.readers == sum(1 << reader for reader, places in enumerate(inside) if places)
         assert extent.readers >> extent.owner & 1
         assert extent.length < EXTENT + 3000
-    for plan, places in zip(plans, host, strict=True):
-        shared = with_extents(plan, extents)
+    for reader, (plan, places) in enumerate(zip(plans, host, strict=True)):
+        (shared,) = with_extents([plan], extents, reader)
         assert delivered(shared, extents) == dict(enumerate(places))
         own = [p.location for b in shared.batches if b.extent is None for d in b.deliveries for p in d.parts]
         assert all(counts[at] == 1 for at in own if at)
@@ -100,7 +100,7 @@ def test_what_a_reader_alone_wants_counts_as_its_share() -> None:
 def test_nothing_in_common_is_nothing_to_share() -> None:
     one, other = plan_of([Location(0, 8, 10)]), plan_of([Location(0, 18, 10)])
     assert shared_extents([encode_wants([one]), encode_wants([other]), encode_wants([])]) == []
-    assert with_extents(one, []) == one
+    assert with_extents([one], [], 0) == [one]
     assert shared_extents([encode_wants([])] * 2) == []
 
 
@@ -108,7 +108,18 @@ def test_a_group_that_lies_in_two_extents_is_read_alone() -> None:
     first, second = Location(0, 8, 10), Location(1, 8, 10)
     extents = shared_extents([encode_wants([plan_of([first, second])])] * 2)
     both = ReadPlan(tuple(batches_of([(Group(5, (Wanted(digest(1), 10), Wanted(digest(2), 10))), [first, second])])))
-    assert [batch.extent for batch in with_extents(both, extents).batches] == [None]
+    (shared,) = with_extents([both], extents, 0)
+    assert [batch.extent for batch in shared.batches] == [None]
+
+
+def test_places_that_overlap_are_never_taken_from_what_others_keep() -> None:
+    short, long, other = Location(0, 8, 10), Location(0, 8, 20), Location(0, 18, 5)
+    wants = [[short], [short], [long, other], [long, other]]
+    plans = [plan_of(places) for places in wants]
+    extents = shared_extents([encode_wants([plan]) for plan in plans])
+    for reader, plan in enumerate(plans):
+        for batch in with_extents([plan], extents, reader)[0].batches:
+            assert batch.extent is None or extents[batch.extent].readers >> reader & 1
 
 
 def test_what_is_no_list_of_wants_is_refused() -> None:

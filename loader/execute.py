@@ -87,7 +87,7 @@ def _work(batches: Iterable[Batch], work: _Work) -> None:
             if target is None:
                 target = plain = _at_least(plain, delivery.group.length)
             work.deliver(delivery.group.key, _open_group(delivery, fetched, work, target))
-        if work.shared is not None and batch.extent is not None:
+        if work.shared is not None:
             work.shared.done(batch.extent)
 
 

@@ -2,13 +2,14 @@
 
     0              8 n  progress of reader n: number of the first extent that it still needs (u64); all done: the count
     .              8    not zero: a reader gave up, and nobody waits for another any more (u64)
+    .              8    number of an extent that has had no room for long while nobody got on, or 0 (u64)
     .              m    state of extent n (u8): 0 open, 1 here, 2 cannot be fetched
     next page      w    the ring
 
 Extents have places on an endless line, which the ring holds a window of. The window begins with the first extent
 that some reader still needs, so nothing is overwritten that anybody wants; its owner needs an extent until it has
-fetched it. Nobody depends on another: who waits too long fetches for itself, and who holds the window up for itself
-lets go of what does, to fetch that for itself when its turn comes.
+fetched it. Nobody depends on another: who waits too long fetches for itself, and who holds the window up, for itself
+or for long, lets go of what does, to fetch that for itself when its turn comes.
 """
 
 import logging
@@ -32,6 +33,7 @@ log = logging.getLogger("cairn.loader")
 _OPEN, _HERE, _LOST = 0, 1, 2
 _ALIGN_BYTES = 64
 _CHECK_SECONDS = 1.0
+_STANDSTILL_SECONDS = 5.0
 _POLL_SECONDS_MIN, _POLL_SECONDS_MAX = 0.001, 0.02
 
 
@@ -43,7 +45,7 @@ class Layout:
         whole = sum(_up(extent.length, _ALIGN_BYTES) for extent in extents)
         self.ring_bytes = max(min(ring_bytes, _up(whole, mmap.PAGESIZE)), _up(2 * longest, mmap.PAGESIZE))
         self.readers = readers
-        self.states_at = 8 * (readers + 1)
+        self.states_at = 8 * (readers + 2)
         self.ring_at = _up(self.states_at + len(extents), mmap.PAGESIZE)
         self.nbytes = self.ring_at + self.ring_bytes
         self.starts: list[int] = []
@@ -83,6 +85,7 @@ class SharedReads:
         self._memory = memoryview(memory)
         self._progress = np.frombuffer(memory, np.uint64, self._layout.readers)
         self._ended = np.frombuffer(memory, np.uint64, 1, 8 * self._layout.readers)
+        self._asked = np.frombuffer(memory, np.uint64, 1, 8 * (self._layout.readers + 1))
         self._states = np.frombuffer(memory, np.uint8, len(self._extents), self._layout.states_at)
         self._lock = threading.Lock()
         self._mine = [n for n, extent in enumerate(self._extents) if extent.owner == self._me]
@@ -151,9 +154,7 @@ class SharedReads:
                     return
                 self._states[number] = _HERE if self._fetch(number) else _LOST
                 self.done(number)
-        except (
-            Exception
-        ) as error:  # the reader itself comes upon what `check` raises; others must not wait for the rest
+        except Exception as error:  # what `check` raises, the reader itself comes upon as well
             log.debug("nothing more is fetched for the others: %s", error)
             self.end()
 
@@ -163,7 +164,7 @@ class SharedReads:
         while not self._ended[0]:
             if self._fits(number):
                 return True
-            waiting.go_on()
+            self._asked[0] = number if waiting.go_on() > _STANDSTILL_SECONDS else 0
         return False
 
     def _fetch(self, number: int) -> bool:
@@ -205,14 +206,18 @@ class SharedReads:
             if state == _LOST or self._ended[0]:
                 return None
             waiting.go_on()
-            self._make_room(number)
+            with self._lock:
+                self._make_room(number)
 
-    def done(self, number: int) -> None:
-        """Say that a batch of this reader needs an extent no more, or that it is fetched."""
+    def done(self, number: int | None) -> None:
+        """Say that a batch of this reader is done and needs no extent any more, or that an extent is fetched."""
         with self._lock:
-            self._uses[number] -= 1
-            self._busy[number] -= 1
-            self._advance()
+            if number is None:
+                self._make_room(int(self._asked[0]))
+            else:
+                self._uses[number] -= 1
+                self._busy[number] -= 1
+                self._advance()
 
     def fetched_alone(self, count: int) -> None:
         """Count a request for so many bytes that were to be shared."""
@@ -233,11 +238,10 @@ class SharedReads:
         return end <= starts[int(self._progress.min())] + self._layout.ring_bytes
 
     def _make_room(self, number: int) -> None:
-        """Let go of the first extent if it keeps one from having room, and is for this reader alone to take, later."""
-        with self._lock:
-            if not self._fits(number) and int(self._progress.min()) == self._first and not self._busy[self._first]:
-                self._uses[self._first] = 0
-                self._advance()
+        """Let go of what keeps an extent from having room and is for this reader to take later."""
+        while not self._fits(number) and int(self._progress.min()) == self._first and not self._busy[self._first]:
+            self._uses[self._first] = 0
+            self._advance()
 
     def _place(self, number: int) -> memoryview:
         at = self._layout.ring_at + self._layout.starts[number] % self._layout.ring_bytes
@@ -276,8 +280,8 @@ class _Waiting:
         self._seen = reads.movement()
         self._since = reads.clock.monotonic()
 
-    def go_on(self) -> None:
-        """Wait a little; all waiting ends when nobody has got on for long."""
+    def go_on(self) -> float:
+        """Wait a little; returns for how long nobody has got on. Once that is too long, all waiting ends."""
         reads = self._reads
         reads.clock.sleep(self._pause)
         self._pause = min(1.5 * self._pause, _POLL_SECONDS_MAX)
@@ -287,6 +291,7 @@ class _Waiting:
         elif now - self._since > SHARED_READ_PATIENCE_SECONDS:
             reads.give_up()
         reads.look(now)
+        return now - self._since
 
 
 def _join(threads: Iterable[threading.Thread]) -> None:

@@ -153,6 +153,25 @@ def test_what_is_used_again_much_later_does_not_hold_up_the_rest(threads: int) -
     assert again == 2 * host.extents[0].length
 
 
+def test_who_is_long_at_other_things_does_not_hold_up_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rings, "_STANDSTILL_SECONDS", 0.02)
+    monkeypatch.setattr(rings, "SHARED_READ_PATIENCE_SECONDS", 1.0)
+    host = Host([EVERY[:30], EVERY[:30], [0, *EVERY[30:]]], 4 * LENGTH)
+    first = next(batch for batch in host.plans[2].batches if batch.extent is not None)
+    others = [host.plan([number]).batches for number in EVERY[30:]]
+    host.plans[2] = ReadPlan((*(batch for one in others for batch in one), first))
+
+    class Slow(dict[int, bytes]):
+        def update(self, found: Any) -> None:
+            time.sleep(0.04)
+            super().update(found)
+
+    host.found[2] = Slow()
+    host.run(threads=1)
+    assert host.errors == [None] * 3 and host.all_right()
+    assert host.fetched == (CHUNKS + 1) * (LENGTH + OVERHEAD_BYTES)
+
+
 def test_who_has_no_answer_from_the_others_reads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rings, "SHARED_READ_PATIENCE_SECONDS", 0.2)
     host = Host([EVERY] * 3, 100 * LENGTH)

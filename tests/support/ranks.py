@@ -38,7 +38,7 @@ class Job:
                         [sys.executable, "-m", "tests.support.ranks", str(folder), str(rank), str(ranks)],
                         stdout=output,
                         stderr=subprocess.STDOUT,
-                        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+                        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
                         cwd=ROOT,
                     )
                 )

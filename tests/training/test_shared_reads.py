@@ -51,7 +51,8 @@ def test_a_rank_killed_while_others_wait_for_its_reads_is_named_in_time(saved: P
     killed_at = time.time()
     for rank, result in enumerate(job.results(lost=(1,))):
         if rank != 1:
-            assert "rank 1" in result["error"] and result["at"] - killed_at < SILENCE_SECONDS + 10
+            assert "rank 1" in result["error"] and "unusable" in result["error"]
+            assert result["at"] - killed_at < SILENCE_SECONDS + 10
 
 
 @pytest.mark.s3

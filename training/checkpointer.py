@@ -174,7 +174,7 @@ class Checkpointer:
         handle = SaveHandle(step, is_local(self._registry.opened.backend.url), notes=self._retainer.told())
         self._saves += 1
         try:
-            task = self._captured(step, state, meta, handle, started)
+            task = self._captured(step, state, meta, handle, started, blocking)
         except BaseException as error:
             self._ranks.fail(f"save/{self._saves}", error)
             self._snapshots.agree_anew()
@@ -188,14 +188,16 @@ class Checkpointer:
             self.wait()
         return handle
 
-    def _captured(self, step: int, state: dict[str, Any], meta: CommitMeta, handle: SaveHandle, started: float) -> Task:
+    def _captured(
+        self, step: int, state: dict[str, Any], meta: CommitMeta, handle: SaveHandle, started: float, blocking: bool
+    ) -> Task:
         number = self._saves
         check = self._check_every > 0 and number % self._check_every == 1 % self._check_every
         taken = self._snapshots.take(state, f"save/{number}", handle, check and self._ranks.count > 1)
         leaves = taken.leaves
         return Task(
             number, step, meta, leaves.tensors, taken.values, taken.capture, handle, started,
-            f"rank={self._ranks.rank}", self._exactness, taken.replan, leaves.notes,
+            f"rank={self._ranks.rank}", self._exactness, taken.replan, blocking, leaves.notes,
         )  # fmt: skip
 
     def _run(self, task: Task) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from cairn.core.canonical import encode
 from cairn.core.errors import Superseded
 from cairn.core.limits import FRAGMENT_INLINE_BYTES_MAX, FRAGMENT_SHARD_BYTES_MAX, INLINE_BYTES_MAX, PACK_BYTES_TARGET
-from cairn.core.pool import Pool
+from cairn.core.pool import Pool, threads_within_budget
 from cairn.store.chunkstore import ChunkSave, ChunkWriter
 from cairn.store.crypto.tenant import ContentType
 from cairn.training.capture import CapturePlan, Cut, Slot
@@ -140,6 +140,11 @@ def yield_to_training() -> None:
     """Let the calling thread give way to those that train."""
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+def threads_beside_training() -> int:
+    """Threads that store while training goes on; they leave it a processor, and take fewer turns at its interpreter."""
+    return threads_within_budget(WORKER_BYTES, max((os.cpu_count() or 1) - 1, 1))
 
 
 def _bytes_of(array: "np.ndarray[Any, Any]", cut: Cut) -> memoryview:

@@ -26,7 +26,7 @@ from cairn.store.chunkstore import ChunkSave
 from cairn.store.codec import CodecPolicy
 from cairn.store.crypto.components import ComponentClass
 from cairn.training.capture import Capture
-from cairn.training.encode import WORKER_BYTES, Encoder, yield_to_training
+from cairn.training.encode import WORKER_BYTES, Encoder, threads_beside_training, yield_to_training
 from cairn.training.fragment import ContributedValue, Fragment
 from cairn.training.gathering import Gathering, Goal, leave_fragment, make_fragment, take_fragments
 from cairn.training.handle import SaveHandle
@@ -50,6 +50,7 @@ class Task:
     coordinates: str
     exactness: str
     replan: bool
+    blocking: bool
     notes: list[str] = field(default_factory=list)
     cancelled: bool = False
 
@@ -133,7 +134,7 @@ class Writer:
         stages, begun = task.handle.stages, self._clock.monotonic()
         session.ensure_open()
         encoder = Encoder(save, task.capture.plan, task.leaves, task.capture.array(), lambda: task.cancelled)
-        tensors = encoder.run(threads_within_budget(WORKER_BYTES))
+        tensors = encoder.run(threads_within_budget(WORKER_BYTES) if task.blocking else threads_beside_training())
         now = self._clock.monotonic()
         stages.write, stages.total = now - begun, now - task.started
         return make_fragment(

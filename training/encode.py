@@ -14,6 +14,7 @@ from cairn.core.canonical import encode
 from cairn.core.errors import Superseded
 from cairn.core.limits import FRAGMENT_INLINE_BYTES_MAX, FRAGMENT_SHARD_BYTES_MAX, INLINE_BYTES_MAX, PACK_BYTES_TARGET
 from cairn.core.pool import Pool, threads_within_budget
+from cairn.store.backends.contract import Backend, waits
 from cairn.store.chunkstore import ChunkSave, ChunkWriter
 from cairn.store.crypto.tenant import ContentType
 from cairn.training.capture import CapturePlan, Cut, Slot
@@ -142,9 +143,12 @@ def yield_to_training() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
-def threads_beside_training() -> int:
-    """Threads that store while training goes on; they leave it a processor, and take fewer turns at its interpreter."""
-    return threads_within_budget(WORKER_BYTES, max((os.cpu_count() or 1) - 1, 1))
+def threads_beside_training(backend: Backend) -> int:
+    """Threads that store while training goes on: they leave it a processor, and take fewer turns at its interpreter.
+
+    Those that wait for a network leave it one anyway.
+    """
+    return threads_within_budget(WORKER_BYTES, None if waits(backend) else max((os.cpu_count() or 1) - 1, 1))
 
 
 def _bytes_of(array: "np.ndarray[Any, Any]", cut: Cut) -> memoryview:

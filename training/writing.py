@@ -134,7 +134,8 @@ class Writer:
         stages, begun = task.handle.stages, self._clock.monotonic()
         session.ensure_open()
         encoder = Encoder(save, task.capture.plan, task.leaves, task.capture.array(), lambda: task.cancelled)
-        tensors = encoder.run(threads_within_budget(WORKER_BYTES) if task.blocking else threads_beside_training())
+        everything, beside = threads_within_budget(WORKER_BYTES), threads_beside_training(save.chunks.access.backend)
+        tensors = encoder.run(everything if task.blocking else beside)
         now = self._clock.monotonic()
         stages.write, stages.total = now - begun, now - task.started
         return make_fragment(

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,13 +32,14 @@ from cairn.registry.runs import open_run
 from cairn.registry.stores import open_store
 from cairn.store.codec import CodecPolicy
 from cairn.training.atexit import close_at_exit, forget_at_exit
+from cairn.training.copies import Copies
 from cairn.training.handle import SaveHandle, is_local
 from cairn.training.hostmemory import Arena
 from cairn.training.loading import Loader, LoadOptions, LoadReport
 from cairn.training.meeting import meet
 from cairn.training.ranks import Ranks
 from cairn.training.rendezvous import JobStore, Rendezvous
-from cairn.training.retainer import Retainer
+from cairn.training.retainer import retainer
 from cairn.training.snapshots import Snapshots
 from cairn.training.writing import Branch, Task, Writer
 
@@ -71,6 +72,7 @@ class Checkpointer:
         exactness: str = "",
         provenance: Mapping[str, Any] | None = None,
         retention: Retention | None = None,
+        copies: str | Sequence[str] = (),
         start_over: bool = False,
         process_group: Any = None,
         rendezvous: Rendezvous | None = None,
@@ -93,6 +95,8 @@ class Checkpointer:
             provenance: plain data that becomes part of the checkpoint; see `capture_provenance`.
             retention: which checkpoints of the branch stay; after each commit others are deleted, in the background.
                 'cairn gc apply' frees their space; until then they can be restored.
+            copies: other stores that get each commit, by names of remotes or by addresses; in the background, from rank
+                0, one after the other: of commits that come faster the newest. `SaveHandle.durable` tells when.
             start_over: let a run that has loaded nothing save an earlier step than the branch's newest one.
             process_group: the ranks that save together; by default all of the job.
             rendezvous: how ranks meet; by default through the store of torch.distributed's job.
@@ -102,6 +106,7 @@ class Checkpointer:
 
         Raises:
             NotAStore, NotAllowed: see `open_store`.
+            NotFoundError: no remote has the name of a copy.
         """
         check_model_name(model)
         check_ref_name(branch)
@@ -122,6 +127,8 @@ class Checkpointer:
             )
         self._ranks.start()
         try:
+            names = (copies,) if isinstance(copies, str) else tuple(copies)
+            self._copies = Copies(opened, model, branch, names if self._ranks.coordinates else ())
             key = meet(self._ranks, opened, attempt_seconds)
         except BaseException:
             self._ranks.stop()  # a rank that is not of the job gives it no signs of life
@@ -130,7 +137,7 @@ class Checkpointer:
         self._snapshots = Snapshots(
             self._ranks, opened.clock, Arena(host_bytes_max), capture, attempt_seconds, dict(provenance or {})
         )
-        self._retainer = Retainer(opened, model, branch, retention if self._ranks.coordinates else None)
+        self._retainer = retainer(opened, model, branch, retention) if retention and self._ranks.coordinates else None
         self._branch: Branch | None = None
         self._may_go_back = start_over
         self._saves, self._loads = 0, 0
@@ -171,7 +178,8 @@ class Checkpointer:
                 return SaveHandle(step, is_local(self._registry.opened.backend.url), skipped=True)
             self._pending.task.cancelled = self._on_busy == "supersede"
         self._settle()
-        handle = SaveHandle(step, is_local(self._registry.opened.backend.url), notes=self._retainer.told())
+        local = is_local(self._registry.opened.backend.url)
+        handle = SaveHandle(step, local, notes=self._told(), copies=self._copies.of_save())
         self._saves += 1
         try:
             task = self._captured(step, state, meta, handle, started, blocking)
@@ -216,7 +224,9 @@ class Checkpointer:
         for note in outcome.notes:
             log.warning("save of step %d: %s", task.step, note)
         handle.committed.set_result(CheckpointId(outcome.checkpoint))
-        self._retainer.begin()
+        self._copies.begin(CheckpointId(outcome.checkpoint), handle.copies)
+        if self._retainer is not None:
+            self._retainer.begin(None)
 
     def _branch_to_move(self, step: int) -> Branch:
         if self._branch is None:
@@ -329,8 +339,12 @@ class Checkpointer:
             CairnError: why it failed.
             SaveFailed: it takes longer than `seconds`.
         """
-        self._retainer.told()
+        self._told()
         self._settle(seconds)
+
+    def _told(self) -> list[str]:
+        """What went wrong behind commits since the last call."""
+        return [*(self._retainer.told() if self._retainer is not None else ()), *self._copies.told()]
 
     def _settle(self, seconds: float | None = None) -> None:
         """Wait for the save under way and raise its failure, once."""
@@ -367,8 +381,10 @@ class Checkpointer:
         finally:
             self._snapshots.release()
             self._ranks.stop()
-            self._retainer.finish(bound)
-            self._retainer.told()
+            if self._retainer is not None:
+                self._retainer.finish(bound)
+            self._copies.finish(bound)
+            self._told()
             if self._owns_store:
                 self._registry.close()
 

@@ -15,7 +15,6 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,24 +31,17 @@ from cairn.registry.runs import open_run
 from cairn.registry.stores import open_store
 from cairn.store.codec import CodecPolicy
 from cairn.training.atexit import close_at_exit, forget_at_exit
-from cairn.training.copies import Copies
+from cairn.training.followers import Followers
 from cairn.training.handle import SaveHandle, is_local
 from cairn.training.hostmemory import Arena
 from cairn.training.loading import Loader, LoadOptions, LoadReport
 from cairn.training.meeting import meet
 from cairn.training.ranks import Ranks
 from cairn.training.rendezvous import JobStore, Rendezvous
-from cairn.training.retainer import retainer
 from cairn.training.snapshots import Snapshots
 from cairn.training.writing import Branch, Task, Writer
 
 log = logging.getLogger("cairn.training")
-
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    task: Task
-    thread: threading.Thread
 
 
 class Checkpointer:
@@ -127,8 +119,9 @@ class Checkpointer:
             )
         self._ranks.start()
         try:
-            names = (copies,) if isinstance(copies, str) else tuple(copies)
-            self._copies = Copies(opened, model, branch, names if self._ranks.coordinates else ())
+            names = (copies,) if isinstance(copies, str) else copies
+            rules, names = (retention, names) if self._ranks.coordinates else (None, ())
+            self._followers = Followers(opened, model, branch, rules, names)
             key = meet(self._ranks, opened, attempt_seconds)
         except BaseException:
             self._ranks.stop()  # a rank that is not of the job gives it no signs of life
@@ -137,11 +130,10 @@ class Checkpointer:
         self._snapshots = Snapshots(
             self._ranks, opened.clock, Arena(host_bytes_max), capture, attempt_seconds, dict(provenance or {})
         )
-        self._retainer = retainer(opened, model, branch, retention) if retention and self._ranks.coordinates else None
         self._branch: Branch | None = None
         self._may_go_back = start_over
         self._saves, self._loads = 0, 0
-        self._pending: _Pending | None = None
+        self._pending: tuple[Task, threading.Thread] | None = None
         self._closed = False
         self._process = os.getpid()
         close_at_exit(self)
@@ -173,13 +165,13 @@ class Checkpointer:
         step = checked_step(step)
         meta = CommitMeta(message, step, metrics=checked_metrics(metrics or {}))
         started = self._registry.opened.clock.monotonic()
-        if self._pending is not None and self._pending.thread.is_alive():
+        if self._pending is not None and self._pending[1].is_alive():
             if self._on_busy == "skip":
                 return SaveHandle(step, is_local(self._registry.opened.backend.url), skipped=True)
-            self._pending.task.cancelled = self._on_busy == "supersede"
+            self._pending[0].cancelled = self._on_busy == "supersede"
         self._settle()
         local = is_local(self._registry.opened.backend.url)
-        handle = SaveHandle(step, local, notes=self._told(), copies=self._copies.of_save())
+        handle = SaveHandle(step, local, notes=self._followers.told(), copies=self._followers.copies.of_save())
         self._saves += 1
         try:
             task = self._captured(step, state, meta, handle, started, blocking)
@@ -189,7 +181,7 @@ class Checkpointer:
             handle.fail(error)
             raise
         thread = threading.Thread(target=self._run, args=(task,), name="cairn-save", daemon=True)
-        self._pending = _Pending(task, thread)
+        self._pending = task, thread
         thread.start()
         handle.stages.blocked += self._registry.opened.clock.monotonic() - started
         if blocking:
@@ -224,9 +216,7 @@ class Checkpointer:
         for note in outcome.notes:
             log.warning("save of step %d: %s", task.step, note)
         handle.committed.set_result(CheckpointId(outcome.checkpoint))
-        self._copies.begin(CheckpointId(outcome.checkpoint), handle.copies)
-        if self._retainer is not None:
-            self._retainer.begin(None)
+        self._followers.begin(handle)
 
     def _branch_to_move(self, step: int) -> Branch:
         if self._branch is None:
@@ -339,17 +329,14 @@ class Checkpointer:
             CairnError: why it failed.
             SaveFailed: it takes longer than `seconds`.
         """
-        self._told()
+        self._followers.told()
         self._settle(seconds)
-
-    def _told(self) -> list[str]:
-        """What went wrong behind commits since the last call."""
-        return [*(self._retainer.told() if self._retainer is not None else ()), *self._copies.told()]
 
     def _settle(self, seconds: float | None = None) -> None:
         """Wait for the save under way and raise its failure, once."""
         if self._pending is not None:
-            handle, thread, given_up = self._pending.task.handle, self._pending.thread, self._pending.task.cancelled
+            task, thread = self._pending
+            handle = task.handle
             # Longer than any rank waits for another, so that the cause is known by then.
             bound = 2 * (self._attempt_seconds + RANK_SILENCE_SECONDS) if seconds is None else seconds
             self._snapshots.finish()
@@ -361,7 +348,7 @@ class Checkpointer:
                 )
             self._pending = None
             error = handle.failure()
-            if error is not None and not (given_up and isinstance(error, Superseded)):
+            if error is not None and not (task.cancelled and isinstance(error, Superseded)):
                 raise error
 
     def close(self, seconds: float | None = None) -> None:
@@ -381,10 +368,7 @@ class Checkpointer:
         finally:
             self._snapshots.release()
             self._ranks.stop()
-            if self._retainer is not None:
-                self._retainer.finish(bound)
-            self._copies.finish(bound)
-            self._told()
+            self._followers.finish(bound)
             if self._owns_store:
                 self._registry.close()
 

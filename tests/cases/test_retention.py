@@ -43,8 +43,8 @@ def steps(runs: Runs) -> list[int | None]:
 
 def behind(checkpointer: Checkpointer) -> Behind[None]:
     """What applies the rules."""
-    assert checkpointer._retainer is not None
-    return checkpointer._retainer
+    assert checkpointer._followers.retention is not None
+    return checkpointer._followers.retention
 
 
 def train(runs: Runs, some: Iterable[int], *script: Fault) -> None:

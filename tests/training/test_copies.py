@@ -137,7 +137,7 @@ def test_closing_waits_for_a_copy_within_its_bound(
     with pytest.raises(SaveFailed, match="not copied to far before the checkpointer was closed"):
         handle.durable("far").result(0)
     gate.let_go.set()
-    checkpointer._copies.finish(PATIENCE_SECONDS)
+    checkpointer._followers.finish(PATIENCE_SECONDS)
 
 
 def test_one_rank_copies_and_the_others_say_who(store: Path, far: str) -> None:

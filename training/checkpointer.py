@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from cairn.core.clock import ThreadClock
 from cairn.core.errors import CairnError, NotAllowed, RefusedError, SaveFailed, Superseded, UsageError
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import ATTEMPT_SECONDS, CLOSE_SECONDS, RANK_SILENCE_SECONDS
@@ -194,10 +195,10 @@ class Checkpointer:
         number = self._saves
         check = self._check_every > 0 and number % self._check_every == 1 % self._check_every
         taken = self._snapshots.take(state, f"save/{number}", handle, check and self._ranks.count > 1)
-        leaves = taken.leaves
+        leaves, trainer = taken.leaves, None if blocking else ThreadClock()
         return Task(
             number, step, meta, leaves.tensors, taken.values, taken.capture, handle, started,
-            f"rank={self._ranks.rank}", self._exactness, taken.replan, blocking, leaves.notes,
+            f"rank={self._ranks.rank}", self._exactness, taken.replan, trainer, leaves.notes,
         )  # fmt: skip
 
     def _run(self, task: Task) -> None:

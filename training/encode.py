@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -13,13 +13,13 @@ import numpy as np
 from cairn.core.canonical import encode
 from cairn.core.errors import Superseded
 from cairn.core.limits import FRAGMENT_INLINE_BYTES_MAX, FRAGMENT_SHARD_BYTES_MAX, INLINE_BYTES_MAX, PACK_BYTES_TARGET
-from cairn.core.pool import Pool, threads_within_budget
-from cairn.store.backends.contract import Backend, waits
+from cairn.core.pool import Pool
 from cairn.store.chunkstore import ChunkSave, ChunkWriter
 from cairn.store.crypto.tenant import ContentType
 from cairn.training.capture import CapturePlan, Cut, Slot
 from cairn.training.fragment import Column, Contribution, Declared, Piece
 from cairn.training.leaves import TensorLeaf
+from cairn.training.turns import Turns
 
 # Bytes that one job hashes and seals: several tiles, so that handing out jobs costs nothing.
 _JOB_BYTES = 8 << 20
@@ -63,9 +63,15 @@ class Encoder:
         leaves: Sequence[TensorLeaf],
         memory: Any,
         cancelled: Callable[[], bool] = bool,
+        turns: Turns | None = None,
     ) -> None:
+        """Nothing happens yet.
+
+        Args:
+            turns: that each chunk waits for; None where nobody trains meanwhile.
+        """
         self._save, self._plan, self._leaves, self._memory = save, plan, leaves, memory
-        self._cancelled = cancelled
+        self._cancelled, self._turn = cancelled, nullcontext if turns is None else turns.turn
         self._found = [Found() for _ in leaves]
         self._inline = inline_slots(plan, leaves)
         self._lock = threading.Lock()
@@ -110,7 +116,8 @@ class Encoder:
         array, found = job.slot.array(self._memory), self._found[job.slot.leaf]
         leaf, small = self._leaves[job.slot.leaf], job.slot.leaf in self._inline
         for cut in job.cuts:
-            self._store(writer, leaf, found, cut, _bytes_of(array, cut), small, job.slot.width)
+            with self._turn():
+                self._store(writer, leaf, found, cut, _bytes_of(array, cut), small, job.slot.width)
 
     def _store(
         self, writer: ChunkWriter, leaf: TensorLeaf, found: Found, cut: Cut, data: memoryview, small: bool, width: int
@@ -141,14 +148,6 @@ def yield_to_training() -> None:
     """Let the calling thread give way to those that train."""
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-
-
-def threads_beside_training(backend: Backend) -> int:
-    """Threads that store while training goes on: they leave it a processor, and take fewer turns at its interpreter.
-
-    Those that wait for a network leave it one anyway.
-    """
-    return threads_within_budget(WORKER_BYTES, None if waits(backend) else max((os.cpu_count() or 1) - 1, 1))
 
 
 def _bytes_of(array: "np.ndarray[Any, Any]", cut: Cut) -> memoryview:

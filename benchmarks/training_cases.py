@@ -7,13 +7,11 @@ Every contender gets the same state: a stack of linear layers and AdamW's moment
 import ctypes
 import gc
 import json
-import mmap
 import os
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,13 +19,12 @@ from statistics import median
 from typing import Any
 
 import torch
+from primitives import primitives
 from torch import nn
 
 # Steps of a training loop: the device computes for so long, while the host waits, then the optimizer steps on the host.
 STEPS, DEVICE_SECONDS = 10, 0.5
 DIM = 1024
-# Linux 5.14; Python has no name for it.
-_POPULATE_READ = 22
 Measured = dict[str, Any]
 
 
@@ -229,7 +226,9 @@ def load(folder: Path, megabytes: int, contender: str) -> Measured:
 
     run = Run(megabytes)
     if contender.startswith("primitives"):
-        return primitives(folder, run.nbytes, contender)
+        once = primitives(folder, run.nbytes, digest=not contender.endswith("aead"))
+        seconds = [timed(once) for _ in range(3)]
+        return {"bytes": run.nbytes, "same": min(seconds)}
     names = {"cairn": "cairn", "cairn-aead": "cairn", "dcp.load": "dcp.save"}
     name = names.get(contender, contender)
     savers(folder, run)[name](0)
@@ -262,39 +261,6 @@ def load(folder: Path, megabytes: int, contender: str) -> Measured:
                 wrong = [key for key, value in tensors.items() if not torch.equal(value, run.flat()[key])]
                 assert not wrong, wrong[:3]
     return found
-
-
-def primitives(folder: Path, nbytes: int, contender: str) -> Measured:
-    """Seconds that the primitives alone need: as many bytes, mapped from a warm file, decrypted in place, hashed.
-
-    One thread a processor, 1 MiB at a time, all of it contiguous: no index, no plan, no scattered tile.
-    """
-    from blake3 import blake3
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    size = 1 << 20
-    count, key, nonce = -(-nbytes // size), os.urandom(32), os.urandom(12)
-    stored, cipher = size + 16, AESGCM(key)
-    with (folder / "sealed").open("wb") as file:
-        for _ in range(count):
-            file.write(cipher.encrypt(nonce, os.urandom(size), None))
-    target = memoryview(torch.zeros(count * size, dtype=torch.uint8).numpy().data)
-
-    def work(numbers: range, source: memoryview) -> None:
-        for number in numbers:
-            place = target[number * size : (number + 1) * size]
-            cipher.decrypt_into(nonce, source[number * stored : (number + 1) * stored], None, place)
-            if not contender.endswith("aead"):
-                blake3(place, key=key).digest()
-
-    def once() -> None:
-        with (folder / "sealed").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            mapped.madvise(_POPULATE_READ)
-            processors = os.cpu_count() or 1
-            with memoryview(mapped) as source, ThreadPoolExecutor(processors) as pool:
-                list(pool.map(lambda first: work(range(first, count, processors), source), range(processors)))
-
-    return {"bytes": nbytes, "same": min(timed(once) for _ in range(3))}
 
 
 def _alone() -> Any:

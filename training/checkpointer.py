@@ -14,11 +14,11 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from cairn.core.clock import ThreadClock
 from cairn.core.errors import CairnError, NotAllowed, RefusedError, SaveFailed, Superseded, UsageError
 from cairn.core.ids import CheckpointId, ModelId
 from cairn.core.limits import ATTEMPT_SECONDS, CLOSE_SECONDS, RANK_SILENCE_SECONDS
@@ -32,23 +32,17 @@ from cairn.registry.runs import open_run
 from cairn.registry.stores import open_store
 from cairn.store.codec import CodecPolicy
 from cairn.training.atexit import close_at_exit, forget_at_exit
+from cairn.training.followers import Followers
 from cairn.training.handle import SaveHandle, is_local
 from cairn.training.hostmemory import Arena
 from cairn.training.loading import Loader, LoadOptions, LoadReport
 from cairn.training.meeting import meet
 from cairn.training.ranks import Ranks
 from cairn.training.rendezvous import JobStore, Rendezvous
-from cairn.training.retainer import Retainer
 from cairn.training.snapshots import Snapshots
 from cairn.training.writing import Branch, Task, Writer
 
 log = logging.getLogger("cairn.training")
-
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    task: Task
-    thread: threading.Thread
 
 
 class Checkpointer:
@@ -71,6 +65,7 @@ class Checkpointer:
         exactness: str = "",
         provenance: Mapping[str, Any] | None = None,
         retention: Retention | None = None,
+        copies: str | Sequence[str] = (),
         start_over: bool = False,
         process_group: Any = None,
         rendezvous: Rendezvous | None = None,
@@ -93,6 +88,8 @@ class Checkpointer:
             provenance: plain data that becomes part of the checkpoint; see `capture_provenance`.
             retention: which checkpoints of the branch stay; after each commit others are deleted, in the background.
                 'cairn gc apply' frees their space; until then they can be restored.
+            copies: other stores that get each commit, by names of remotes or by addresses; in the background, from rank
+                0, one after the other: of commits that come faster the newest. `SaveHandle.durable` tells when.
             start_over: let a run that has loaded nothing save an earlier step than the branch's newest one.
             process_group: the ranks that save together; by default all of the job.
             rendezvous: how ranks meet; by default through the store of torch.distributed's job.
@@ -102,6 +99,7 @@ class Checkpointer:
 
         Raises:
             NotAStore, NotAllowed: see `open_store`.
+            NotFoundError: no remote has the name of a copy.
         """
         check_model_name(model)
         check_ref_name(branch)
@@ -122,6 +120,9 @@ class Checkpointer:
             )
         self._ranks.start()
         try:
+            names = (copies,) if isinstance(copies, str) else copies
+            rules, names = (retention, names) if self._ranks.coordinates else (None, ())
+            self._followers = Followers(opened, model, branch, rules, names)
             key = meet(self._ranks, opened, attempt_seconds)
         except BaseException:
             self._ranks.stop()  # a rank that is not of the job gives it no signs of life
@@ -130,11 +131,10 @@ class Checkpointer:
         self._snapshots = Snapshots(
             self._ranks, opened.clock, Arena(host_bytes_max), capture, attempt_seconds, dict(provenance or {})
         )
-        self._retainer = Retainer(opened, model, branch, retention if self._ranks.coordinates else None)
         self._branch: Branch | None = None
         self._may_go_back = start_over
         self._saves, self._loads = 0, 0
-        self._pending: _Pending | None = None
+        self._pending: tuple[Task, threading.Thread] | None = None
         self._closed = False
         self._process = os.getpid()
         close_at_exit(self)
@@ -166,36 +166,39 @@ class Checkpointer:
         step = checked_step(step)
         meta = CommitMeta(message, step, metrics=checked_metrics(metrics or {}))
         started = self._registry.opened.clock.monotonic()
-        if self._pending is not None and self._pending.thread.is_alive():
+        if self._pending is not None and self._pending[1].is_alive():
             if self._on_busy == "skip":
                 return SaveHandle(step, is_local(self._registry.opened.backend.url), skipped=True)
-            self._pending.task.cancelled = self._on_busy == "supersede"
+            self._pending[0].cancelled = self._on_busy == "supersede"
         self._settle()
-        handle = SaveHandle(step, is_local(self._registry.opened.backend.url), notes=self._retainer.told())
+        local = is_local(self._registry.opened.backend.url)
+        handle = SaveHandle(step, local, notes=self._followers.told(), copies=self._followers.copies.of_save())
         self._saves += 1
         try:
-            task = self._captured(step, state, meta, handle, started)
+            task = self._captured(step, state, meta, handle, started, blocking)
         except BaseException as error:
             self._ranks.fail(f"save/{self._saves}", error)
             self._snapshots.agree_anew()
             handle.fail(error)
             raise
         thread = threading.Thread(target=self._run, args=(task,), name="cairn-save", daemon=True)
-        self._pending = _Pending(task, thread)
+        self._pending = task, thread
         thread.start()
         handle.stages.blocked += self._registry.opened.clock.monotonic() - started
         if blocking:
             self.wait()
         return handle
 
-    def _captured(self, step: int, state: dict[str, Any], meta: CommitMeta, handle: SaveHandle, started: float) -> Task:
+    def _captured(
+        self, step: int, state: dict[str, Any], meta: CommitMeta, handle: SaveHandle, started: float, blocking: bool
+    ) -> Task:
         number = self._saves
         check = self._check_every > 0 and number % self._check_every == 1 % self._check_every
         taken = self._snapshots.take(state, f"save/{number}", handle, check and self._ranks.count > 1)
-        leaves = taken.leaves
+        leaves, trainer = taken.leaves, None if blocking else ThreadClock()
         return Task(
             number, step, meta, leaves.tensors, taken.values, taken.capture, handle, started,
-            f"rank={self._ranks.rank}", self._exactness, taken.replan, leaves.notes,
+            f"rank={self._ranks.rank}", self._exactness, taken.replan, trainer, leaves.notes,
         )  # fmt: skip
 
     def _run(self, task: Task) -> None:
@@ -214,7 +217,7 @@ class Checkpointer:
         for note in outcome.notes:
             log.warning("save of step %d: %s", task.step, note)
         handle.committed.set_result(CheckpointId(outcome.checkpoint))
-        self._retainer.begin()
+        self._followers.begin(handle)
 
     def _branch_to_move(self, step: int) -> Branch:
         if self._branch is None:
@@ -327,13 +330,14 @@ class Checkpointer:
             CairnError: why it failed.
             SaveFailed: it takes longer than `seconds`.
         """
-        self._retainer.told()
+        self._followers.told()
         self._settle(seconds)
 
     def _settle(self, seconds: float | None = None) -> None:
         """Wait for the save under way and raise its failure, once."""
         if self._pending is not None:
-            handle, thread, given_up = self._pending.task.handle, self._pending.thread, self._pending.task.cancelled
+            task, thread = self._pending
+            handle = task.handle
             # Longer than any rank waits for another, so that the cause is known by then.
             bound = 2 * (self._attempt_seconds + RANK_SILENCE_SECONDS) if seconds is None else seconds
             self._snapshots.finish()
@@ -345,7 +349,7 @@ class Checkpointer:
                 )
             self._pending = None
             error = handle.failure()
-            if error is not None and not (given_up and isinstance(error, Superseded)):
+            if error is not None and not (task.cancelled and isinstance(error, Superseded)):
                 raise error
 
     def close(self, seconds: float | None = None) -> None:
@@ -365,8 +369,7 @@ class Checkpointer:
         finally:
             self._snapshots.release()
             self._ranks.stop()
-            self._retainer.finish(bound)
-            self._retainer.told()
+            self._followers.finish(bound)
             if self._owns_store:
                 self._registry.close()
 

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -19,6 +19,7 @@ from cairn.store.crypto.tenant import ContentType
 from cairn.training.capture import CapturePlan, Cut, Slot
 from cairn.training.fragment import Column, Contribution, Declared, Piece
 from cairn.training.leaves import TensorLeaf
+from cairn.training.turns import Turns
 
 # Bytes that one job hashes and seals: several tiles, so that handing out jobs costs nothing.
 _JOB_BYTES = 8 << 20
@@ -62,9 +63,15 @@ class Encoder:
         leaves: Sequence[TensorLeaf],
         memory: Any,
         cancelled: Callable[[], bool] = bool,
+        turns: Turns | None = None,
     ) -> None:
+        """Nothing happens yet.
+
+        Args:
+            turns: that each chunk waits for; None where nobody trains meanwhile.
+        """
         self._save, self._plan, self._leaves, self._memory = save, plan, leaves, memory
-        self._cancelled = cancelled
+        self._cancelled, self._turn = cancelled, nullcontext if turns is None else turns.turn
         self._found = [Found() for _ in leaves]
         self._inline = inline_slots(plan, leaves)
         self._lock = threading.Lock()
@@ -109,7 +116,8 @@ class Encoder:
         array, found = job.slot.array(self._memory), self._found[job.slot.leaf]
         leaf, small = self._leaves[job.slot.leaf], job.slot.leaf in self._inline
         for cut in job.cuts:
-            self._store(writer, leaf, found, cut, _bytes_of(array, cut), small, job.slot.width)
+            with self._turn():
+                self._store(writer, leaf, found, cut, _bytes_of(array, cut), small, job.slot.width)
 
     def _store(
         self, writer: ChunkWriter, leaf: TensorLeaf, found: Found, cut: Cut, data: memoryview, small: bool, width: int

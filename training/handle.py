@@ -3,10 +3,19 @@
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from cairn.core.errors import CairnError, UsageError
 from cairn.core.ids import CheckpointId
 from cairn.registry.envelope import Stages
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    """A copy of one save's checkpoint in another store: of what tier that is, and when it is there."""
+
+    tier: str
+    done: "Future[CheckpointId]" = field(default_factory=Future)
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +29,7 @@ class SaveHandle:
         stages: where the time went on this rank, filled as the save goes on.
         notes: what is worth a word: doubled pieces, stale weights.
         skipped: nothing was saved, since another save was under way and the policy is `skip`.
+        copies: by the names of the other stores that get the checkpoint too; on the coordinator, which copies.
     """
 
     step: int
@@ -29,21 +39,31 @@ class SaveHandle:
     stages: Stages = field(default_factory=Stages)
     notes: list[str] = field(default_factory=list)
     skipped: bool = False
+    copies: dict[str, Copy] = field(default_factory=dict)
 
     def durable(self, tier: str) -> "Future[None] | Future[CheckpointId]":
-        """Done when a tier holds the state: `memory` (this host's), `local` or `object` (the store, by its kind).
+        """Done when a tier holds the state.
+
+        Args:
+            tier: `memory` (this host's), `local` or `object` (the store, by its kind; else the first copy of that
+                kind), or a copy by its name.
 
         Raises:
-            UsageError: the store is not of that tier.
+            UsageError: neither the store nor a copy is of that tier.
         """
-        if tier == "memory":
-            return self.captured
-        if tier == ("local" if self.local_store else "object"):
-            return self.committed
-        raise UsageError(
-            f"this checkpointer has no tier {tier!r}",
-            hint=f"its tiers are 'memory' and '{'local' if self.local_store else 'object'}'",
-        )
+        tiers: dict[str, Future[None] | Future[CheckpointId]] = {
+            "memory": self.captured,
+            "local" if self.local_store else "object": self.committed,
+        }
+        for name, copy in self.copies.items():
+            tiers.setdefault(copy.tier, copy.done)
+            tiers.setdefault(name, copy.done)
+        if tier not in tiers:
+            raise UsageError(
+                f"this checkpointer has no tier {tier!r}",
+                hint=f"its tiers are {', '.join(map(repr, tiers))}; copies are told of on rank 0, which makes them",
+            )
+        return tiers[tier]
 
     def wait(self, seconds: float | None = None) -> CheckpointId:
         """Wait until the checkpoint exists; returns its id.
@@ -60,7 +80,8 @@ class SaveHandle:
             error.message = f"save of step {self.step}: {error.message}"
         elif not isinstance(error, CairnError):
             error.add_note(f"this ended the save of step {self.step}")
-        for future in (self.captured, self.committed):
+        futures: list[Future[Any]] = [self.captured, self.committed, *(copy.done for copy in self.copies.values())]
+        for future in futures:
             # The capture may end at this very moment, on its own thread.
             with suppress(InvalidStateError):
                 future.set_exception(error)

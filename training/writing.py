@@ -12,6 +12,7 @@ import msgspec
 from blake3 import blake3
 
 from cairn.core.canonical import decode, encode
+from cairn.core.clock import ThreadClock
 from cairn.core.errors import CairnError, RankLost, SaveFailed, StateMismatch
 from cairn.core.ids import CheckpointId, ModelId, short
 from cairn.core.limits import ATTEMPT_SECONDS, FRAGMENT_READS_AT_ONCE, RANK_SILENCE_SECONDS
@@ -22,6 +23,7 @@ from cairn.registry.models import CommitMeta
 from cairn.registry.outcomes import commit_of_session
 from cairn.registry.registry import Registry
 from cairn.registry.session import Session
+from cairn.store.backends.contract import waits
 from cairn.store.chunkstore import ChunkSave
 from cairn.store.codec import CodecPolicy
 from cairn.store.crypto.components import ComponentClass
@@ -33,6 +35,7 @@ from cairn.training.handle import SaveHandle
 from cairn.training.leaves import TensorLeaf
 from cairn.training.merge import Merged
 from cairn.training.ranks import COORDINATOR, Ranks
+from cairn.training.turns import Turns
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +53,7 @@ class Task:
     coordinates: str
     exactness: str
     replan: bool
+    trainer: ThreadClock | None
     notes: list[str] = field(default_factory=list)
     cancelled: bool = False
 
@@ -132,7 +136,10 @@ class Writer:
         task.handle.captured.result(self._seconds)
         stages, begun = task.handle.stages, self._clock.monotonic()
         session.ensure_open()
-        encoder = Encoder(save, task.capture.plan, task.leaves, task.capture.array(), lambda: task.cancelled)
+        turns = None
+        if task.trainer is not None and not waits(save.chunks.access.backend):  # who waits for a network leaves it one
+            turns = Turns(task.trainer, self._clock)
+        encoder = Encoder(save, task.capture.plan, task.leaves, task.capture.array(), lambda: task.cancelled, turns)
         tensors = encoder.run(threads_within_budget(WORKER_BYTES))
         now = self._clock.monotonic()
         stages.write, stages.total = now - begun, now - task.started

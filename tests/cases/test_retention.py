@@ -21,6 +21,8 @@ from cairn.registry.retention import Retention
 from cairn.registry.selectors import resolve
 from cairn.registry.state import Checkpoint, name_of_key, objects_of
 from cairn.store.backends.faults import Crash, Fail, Fault, FaultyBackend, Stopped
+from cairn.training.behind import Behind
+from cairn.training.checkpointer import Checkpointer
 from tests.cases.gates import ENTRIES, PATIENCE_SECONDS, Hold
 from tests.cases.training import Net, Runs, cairn_threads, check_is
 from tests.support.histories import History, drop_due
@@ -39,12 +41,18 @@ def steps(runs: Runs) -> list[int | None]:
     return [line.meta.step for line in history(registry, model, tip)]
 
 
+def behind(checkpointer: Checkpointer) -> Behind[None]:
+    """What applies the rules."""
+    assert checkpointer._followers.retention is not None
+    return checkpointer._followers.retention
+
+
 def train(runs: Runs, some: Iterable[int], *script: Fault) -> None:
     """A run that saves some steps, keeping the newest, and waits for all of it."""
     with runs.checkpointer(FaultyBackend(runs.site.backend, script), retention=NEWEST) as checkpointer:
         for step in some:
             checkpointer.save(step, {"model": Net(seed=step)}, blocking=True)
-            checkpointer._retainer.finish(PATIENCE_SECONDS)
+            behind(checkpointer).finish(PATIENCE_SECONDS)
 
 
 def test_the_newest_stay_while_training_goes_on(runs: Runs) -> None:
@@ -139,7 +147,7 @@ def test_a_deletion_that_fails_is_told_and_fails_no_save(runs: Runs, caplog: pyt
     backend = FaultyBackend(runs.site.backend, [Fail(op="create", name=ENTRIES, call=3)])
     with runs.checkpointer(backend, retention=NEWEST) as checkpointer:
         checkpointer.save(3, {"model": Net(seed=3)}, blocking=True)
-        checkpointer._retainer.finish(PATIENCE_SECONDS)
+        behind(checkpointer).finish(PATIENCE_SECONDS)
         assert steps(runs) == [3, 2, 1]
         handle = checkpointer.save(4, {"model": Net(seed=4)}, blocking=True)
         assert any("retention on m@main: " in note and "a fault was injected" in note for note in handle.notes)
@@ -158,7 +166,7 @@ def test_closing_waits_for_a_deletion_within_its_bound(
         checkpointer.save(3, {"model": Net(seed=3)}, blocking=True)
         assert gate.reached.wait(PATIENCE_SECONDS)
     assert "retention on m@main: not done after 0 s" in caplog.text
-    retainer = checkpointer._retainer
+    retainer = behind(checkpointer)
     gate.let_go.set()
     retainer.finish(PATIENCE_SECONDS)
     check_is(runs, 3)

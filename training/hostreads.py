@@ -8,12 +8,12 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from mmap import mmap
-from pathlib import Path
 
 import msgspec
 from blake3 import blake3
 
 from cairn.core.limits import SHARED_READ_BYTES
+from cairn.core.process import this_machine
 from cairn.loader.memfd import Address, HostMemory, map_memory
 from cairn.loader.ring import Layout, Ring
 from cairn.loader.sharing import READERS_MAX, Extent, shared_extents
@@ -25,12 +25,8 @@ def host_of_process() -> bytes:
 
     Empty where that cannot be told.
     """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-        space = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return b""
-    return blake3(boot + space.encode() + str(os.geteuid()).encode()).digest(16)
+    machine = this_machine()
+    return blake3(f"{machine}/{os.geteuid()}".encode()).digest(16) if machine else b""
 
 
 def first_of_hosts(hosts: Sequence[bytes]) -> tuple[int, ...]:

@@ -1,6 +1,5 @@
 """`cairn doctor`: what state is the store in, and what should be done?"""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -62,8 +61,7 @@ def _remotes(registry: "Registry", reach: bool) -> "list[Remark]":
     remarks = []
     for name, remote in known.items():
         try:
-            key_file = Path(remote.key_file) if remote.key_file else None
-            open_remote(remote.url, key_file=key_file, ask=ask_passphrase).close()
+            open_remote(remote.url, key_file=remote.key_path, ask=ask_passphrase).close()
             remarks.append(Remark("remotes", FINE, f"{name} ({remote.url}) can be reached"))
         except CairnError as error:
             remarks.append(Remark("remotes", ACT, f"{name} ({remote.url}): {error.message}", error.hint))

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -101,8 +100,7 @@ def open_other(registry: "Registry", name: str) -> "Iterator[Registry]":
     from cairn.registry.stores import open_remote
 
     remote = Remotes(registry.opened).find(name)
-    key_file = Path(remote.key_file) if remote.key_file else None
-    other = open_remote(remote.url, key_file=key_file, ask=ask_passphrase)
+    other = open_remote(remote.url, key_file=remote.key_path, ask=ask_passphrase)
     try:
         yield other
         tell_unrecorded(other)

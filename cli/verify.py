@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -164,9 +163,7 @@ def _open_sources(registry: "Registry", named: tuple[str, ...]) -> "Iterator[tup
     for name in named or remotes.all():
         remote = remotes.find(name)
         try:
-            other = open_remote(
-                remote.url, key_file=Path(remote.key_file) if remote.key_file else None, ask=ask_passphrase
-            )
+            other = open_remote(remote.url, key_file=remote.key_path, ask=ask_passphrase)
             try:
                 check_same_tenant(other, registry)
             except CairnError:

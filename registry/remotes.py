@@ -31,6 +31,11 @@ class Remote(msgspec.Struct, frozen=True, omit_defaults=True):
     key_file: str = ""
     require_signed: bool = False
 
+    @property
+    def key_path(self) -> Path | None:
+        """The key file, if it is not in its usual place."""
+        return Path(self.key_file) if self.key_file else None
+
     @staticmethod
     def at(location: str, key_file: Path | None, require_signed: bool = False) -> "Remote":
         """A remote as it is noted."""

@@ -40,7 +40,7 @@ from cairn.training.meeting import meet
 from cairn.training.ranks import Ranks
 from cairn.training.rendezvous import JobStore, Rendezvous
 from cairn.training.snapshots import Snapshots
-from cairn.training.writing import Branch, Task, Writer
+from cairn.training.writing import Branch, Pending, Task, Writer
 
 log = logging.getLogger("cairn.training")
 
@@ -134,7 +134,7 @@ class Checkpointer:
         self._branch: Branch | None = None
         self._may_go_back = start_over
         self._saves, self._loads = 0, 0
-        self._pending: tuple[Task, threading.Thread] | None = None
+        self._pending: Pending | None = None
         self._closed = False
         self._process = os.getpid()
         close_at_exit(self)
@@ -166,10 +166,10 @@ class Checkpointer:
         step = checked_step(step)
         meta = CommitMeta(message, step, metrics=checked_metrics(metrics or {}))
         started = self._registry.opened.clock.monotonic()
-        if self._pending is not None and self._pending[1].is_alive():
+        if self._pending is not None and self._pending.thread.is_alive():
             if self._on_busy == "skip":
                 return SaveHandle(step, is_local(self._registry.opened.backend.url), skipped=True)
-            self._pending[0].cancelled = self._on_busy == "supersede"
+            self._pending.task.cancelled = self._on_busy == "supersede"
         self._settle()
         local = is_local(self._registry.opened.backend.url)
         handle = SaveHandle(step, local, notes=self._followers.told(), copies=self._followers.copies.of_save())
@@ -182,7 +182,7 @@ class Checkpointer:
             handle.fail(error)
             raise
         thread = threading.Thread(target=self._run, args=(task,), name="cairn-save", daemon=True)
-        self._pending = task, thread
+        self._pending = Pending(task, thread)
         thread.start()
         handle.stages.blocked += self._registry.opened.clock.monotonic() - started
         if blocking:
@@ -285,7 +285,7 @@ class Checkpointer:
                 tensors of a safetensors file that was committed alone in its folder.
             resume: take over the branch from earlier runs, whose commits are void from here on.
             share_reads: whether ranks of one host fetch once what several of them need, and hand it to each other
-                through memory, 64 MiB a rank; None where the store is not in a file system, whose cache does the same.
+                through up to 64 MiB of memory a rank; None where the store is in no file system, whose cache does it.
 
         Raises:
             StateMismatch: state and checkpoint do not fit; lists all names; nothing was changed.

@@ -7,7 +7,6 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from cairn.core.errors import SaveFailed, Superseded
 from cairn.core.ids import CheckpointId
@@ -47,8 +46,8 @@ class Copies:
 
     def __init__(self, opened: OpenStore, model: str, branch: str, names: tuple[str, ...]) -> None:
         self._opened, self._model, self._branch = opened, model, branch
-        known = Remotes(opened)
-        self._places = {name: self._place(name, known.find(name)) for name in names}
+        # Nothing is read where nothing is copied.
+        self._places = {name: self._place(name, Remotes(opened).find(name)) for name in names}
 
     def _place(self, name: str, remote: Remote) -> _Place:
         what = f"copy of {self._model}@{self._branch} to {name}"
@@ -78,10 +77,9 @@ class Copies:
 
     def _copy(self, remote: Remote, job: _Job) -> None:
         try:
-            key_file = Path(remote.key_file) if remote.key_file else None
             with (
                 closing(Registry(self._opened)) as source,
-                closing(open_remote(remote.url, key_file=key_file)) as target,
+                closing(open_remote(remote.url, key_file=remote.key_path)) as target,
             ):
                 send(source, target, f"{self._model}@{job.checkpoint.hex()}", SendOptions(to=self._branch))
         except BaseException as error:

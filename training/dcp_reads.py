@@ -7,20 +7,18 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
-from cairn.core.errors import IntegrityError, StateMismatch
-from cairn.core.limits import LISTED_NAMES_MAX, READ_BYTES_TARGET
+from cairn.core.errors import StateMismatch
+from cairn.core.limits import LISTED_NAMES_MAX
 from cairn.loader.boxes import BoxPlan, Target
-from cairn.loader.execute import execute, reading_threads
 from cairn.loader.placement import as_array
 from cairn.loader.plan import plan_reads
 from cairn.manifests.tiling import Box
 from cairn.registry.registry import Registry
 from cairn.training.dcp_contents import DTYPES, Contents
-from cairn.training.filling import stored_tensor
+from cairn.training.filling import Filling, stored_tensor
+from cairn.training.windows import Windows
 
 log = logging.getLogger("cairn.training")
-# A worker holds the ranges of one batch and the plaintext of one chunk.
-_WORKER_BYTES = 2 * READ_BYTES_TARGET
 
 
 class Reads:
@@ -80,14 +78,7 @@ class Reads:
         chunks, boxes = self._contents.manifest.chunks, self._boxes
         with self._contents.manifest.explained():
             reads = plan_reads(boxes.groups(), chunks.index, registry.opened.keys.chunk)
-        try:
-            boxes.copy_inline()
-            threads = reading_threads(chunks, _WORKER_BYTES)
-            execute(reads, chunks, boxes.deliver, threads, boxes.place, recompute)
-        except IntegrityError as error:
-            raise IntegrityError(
-                f"the state is now unusable, since its tensors are filled in part: {error.message}", hint=error.hint
-            ) from error
+        Filling(Windows(), boxes, reads).fill(chunks, recompute)
         for item, target, staged in self._targets:
             if staged is not None:
                 target.copy_(staged)

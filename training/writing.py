@@ -5,8 +5,10 @@ coordinator. No collective runs here. Until the last step nothing has changed fo
 """
 
 import contextlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 from blake3 import blake3
@@ -88,6 +90,13 @@ class Branch:
     relation: str = CONTINUE
     previous_weights: bytes = b""
     previous_step: int | None = None
+
+
+class Pending(NamedTuple):
+    """A save under way, and the thread that carries it out."""
+
+    task: Task
+    thread: threading.Thread
 
 
 class Writer:
